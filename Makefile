@@ -1,0 +1,132 @@
+# The daily verbs. Each does all of its own set-up; from a fresh clone `make demo` or `make test` is enough.
+# Needs: Python >= 3.10 with venv, and for full speed a C++ compiler. Everything is installed into .venv.
+#
+#   make setup                      only the set-up (at once when nothing changed)
+#   make setup PYTHON=python3.12    choose the interpreter
+#   make setup TORCH_ARGS="--index-url URL"   where PyTorch comes from, e.g. PyTorch's own CPU index
+#   make setup TORCH_INSTALL="torch==2.13.0"  which PyTorch, e.g. the default build for use with a GPU
+#   make test PYTEST_ARGS="-k packing"
+
+VENV ?= .venv
+PYTHON ?=
+TORCH_VERSION ?= 2.13.0
+TORCH_INSTALL ?=
+TORCH_ARGS ?=
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+
+# On some virtual machines the CPU announces AMX, which is then not allowed, and oneDNN dies with SIGILL.
+export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip
+CPP := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
+CPP_BUILT := $(filter-out kernels/cpu/test_%,$(CPP))
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup test demo lint format typecheck sanitize bench clean distclean
+
+help:
+	@echo "make setup      install everything into $(VENV)"
+	@echo "make demo       quantize a small sentiment model and write a report"
+	@echo "make test       run the tests"
+	@echo "make lint       ruff and clang-format, only looking"
+	@echo "make format     ruff and clang-format, changing files"
+	@echo "make typecheck  mypy"
+	@echo "make sanitize   C++ tests under the address and undefined-behaviour sanitizers"
+	@echo "make bench      micro-benchmarks of the kernels"
+	@echo "make clean      remove what was built; make distclean also removes $(VENV)"
+
+setup: $(READY)
+
+# -- set-up: interpreter, PyTorch, then the package with its extension ------------------------------------
+
+$(VENV)/.created:
+	@found=; \
+	for candidate in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 python3.14 python); do \
+	    if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then \
+	        found="$$candidate"; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	    echo "error: Python 3.10 or newer is needed, but $(or $(PYTHON),python3) is" \
+	         "$$($(or $(PYTHON),python3) --version 2>&1 | head -n 1)"; \
+	    echo "  -> install a newer Python, or name one: make setup PYTHON=/path/to/python3.12"; \
+	    exit 1; \
+	fi; \
+	if ! "$$found" -c 'import venv, ensurepip' 2>/dev/null; then \
+	    echo "error: $$found cannot create virtual environments: its venv or ensurepip module is missing"; \
+	    echo "  -> install them (on Debian and Ubuntu: apt install python3-venv), or choose another PYTHON=..."; \
+	    exit 1; \
+	fi; \
+	echo "creating $(VENV) with $$("$$found" --version)"; \
+	"$$found" -m venv $(VENV)
+	@$(PIP) install --quiet "pip>=22"
+	@touch $@
+
+# First the CPU build by its own name, as PyTorch's CPU index calls it. Where the configured index has no such
+# name (PyPI), the ordinary build: on Linux that one also brings CUDA and is several GB, hence the hint.
+$(VENV)/.torch: $(VENV)/.created
+ifneq ($(strip $(TORCH_INSTALL)),)
+	$(PIP) install $(TORCH_ARGS) $(TORCH_INSTALL)
+else
+	@echo "installing PyTorch $(TORCH_VERSION), its CPU build where there is one"
+	@$(PIP) install $(TORCH_ARGS) "torch==$(TORCH_VERSION)+cpu" 2>$(VENV)/torch.log || { \
+	    grep -q "No matching distribution" $(VENV)/torch.log || { cat $(VENV)/torch.log; exit 1; }; \
+	    echo "there is no separate CPU build in the configured package index; installing the ordinary build."; \
+	    echo "On Linux that is a large download. For the small one, stop and give PyTorch's CPU index:"; \
+	    echo "  make setup TORCH_ARGS=\"--index-url URL\"   (URL: see 'CPU' at PyTorch's 'Get started' page)"; \
+	    $(PIP) install $(TORCH_ARGS) "torch==$(TORCH_VERSION)"; }
+endif
+	@touch $@
+
+# PyTorch is named again at its installed version, so that no dependency can replace it.
+$(READY): $(VENV)/.torch pyproject.toml setup.py CMakeLists.txt $(CPP_BUILT)
+	@installed=$$($(PY) -c 'from importlib.metadata import version; print(version("torch"))') && \
+	echo "installing mrem_deploy and its dependencies beside PyTorch $$installed" && \
+	$(PIP) install --editable ".[cpu,dev]" "torch==$$installed"
+	@$(PY) -m mrem_deploy.kernels
+	@touch $@
+
+# -- what people do ----------------------------------------------------------------------------------------
+
+demo: $(READY)
+	$(PY) -m mrem_deploy.quantize $(DEMO_ARGS)
+
+test: $(READY)
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+lint: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
+
+format: $(READY)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+	$(VENV)/bin/clang-format -i $(CPP)
+
+# mypy does not follow the folders that setup.py maps into the package, so it reads a built copy.
+typecheck: $(READY)
+	@rm -rf build/typecheck
+	@$(PY) setup.py --quiet build_py --build-lib build/typecheck
+	cd build/typecheck && $(abspath $(PY)) -m mypy --config-file $(CURDIR)/pyproject.toml \
+	    --cache-dir $(CURDIR)/.mypy_cache -p mrem_deploy
+
+sanitize: $(READY)
+	$(VENV)/bin/cmake -S . -B build/sanitize --fresh -G Ninja -DCMAKE_BUILD_TYPE=Debug \
+	    -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja \
+	    -DMREM_BUILD_EXTENSION=OFF -DMREM_BUILD_TESTS=ON -DMREM_SANITIZE=ON
+	$(VENV)/bin/cmake --build build/sanitize
+	./build/sanitize/test_packing
+
+bench: $(READY)
+	$(PY) -m mrem_deploy.kernels.bench
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache kernels/cpu/*.so $(READY)
+	find mrem_deploy kernels export tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

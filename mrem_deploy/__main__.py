@@ -1,0 +1,28 @@
+"""`mrem VERB …`: the same verbs as `python -m mrem_deploy.VERB …`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from mrem_deploy import cli
+
+VERBS = {
+    "quantize": "a fine-tuned encoder in, a low-bit one with its proof out",
+    "finetune": "full-precision fine-tuning of any supported task",
+    "benchmark": "memory and speed of training, measured on this machine",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] not in VERBS:
+        lines = [f"  {verb:<12}{what}" for verb, what in VERBS.items()]
+        print("usage: mrem VERB [options]\n\n" + "\n".join(lines) + "\n\n`mrem VERB --help` tells more")
+        return 0 if not arguments or arguments[0] in ("-h", "--help") else cli.EXIT_USER_ERROR
+    module = importlib.import_module(f"mrem_deploy.{arguments[0]}")
+    return cli.run(module.main, arguments[1:])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,226 @@
+"""The recipe: every option of a quantization run, frozen and validated on construction.
+
+A field here is an option of the command line and a key of the YAML recipe at once; its help text
+stands beside it. Unknown keys are refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mrem_deploy.errors import UserError
+from mrem_deploy.numerics import ACTIVATION_BITS, EMBEDDING_BITS, FULL_PRECISION, WEIGHT_BITS
+from mrem_deploy.qlayers import QuantSpec
+from mrem_deploy.quantizers import WEIGHT_QUANTIZERS
+
+METHODS = ("mrem-s", "rem", "ptq")
+CURVATURES = ("identity", "adam")
+
+
+def option(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to quantize, how, and where to put the result."""
+
+    model: str | None = option(None, "folder or hub id of the fine-tuned model")
+    task: str | None = option(None, "a GLUE task (sst2, mnli, …), text-classification or feature-extraction")
+    data: str | None = option(None, "folder, file or hub id of the task's data")
+    out: str | None = option(None, "folder for the result; replaced as a whole when the run succeeds")
+    bits: str = option("4-4-8", "W-E-A: weights 2/3/4/8, embeddings 2/4/8, activations 4/8; 32 leaves it")
+    method: str = option("mrem-s", "how the quantized model is trained", METHODS)
+    modules: str = option("4", "number of modules, or the first block of each but the first: 3,6,9")
+    steps: int = option(2000, "training steps per module (per matrix product for rem)")
+    calib_size: int = option(4096, "sentences drawn at random from the training split; no labels needed")
+    batch_size: int = option(32, "sentences per step")
+    max_length: int = option(128, "tokens per sentence at most")
+    lr: float = option(1e-4, "learning rate of weights; decays linearly")
+    step_lr: float = option(1e-3, "learning rate of log step sizes, a relative change per step")
+    seed: int = option(0, "draws the calibration sentences and the order of batches")
+    per_channel: bool = option(False, "one weight step per output channel instead of one per matrix")
+    symmetric: bool = option(False, "no asymmetric activations (for TensorRT)")
+    keep_fp: tuple[str, ...] = option((), "name pattern of layers to leave in full precision; repeatable")
+    weight_quantizer: str = option("auto", "auto: TWN at 2 bits, LAQ at 4, learned step else", WEIGHT_QUANTIZERS)
+    curvature: str = option("identity", "what LAQ weights errors with", CURVATURES)
+    text_column: str | None = option(None, "column of the sentence, for a file of your own")
+    text_pair_column: str | None = option(None, "column of the second sentence")
+    label_column: str | None = option(None, "column of the label")
+    eval_data: str | None = option(None, "evaluation file, where it does not lie beside the training file")
+    init_batches: int = option(8, "batches watched to initialise the step sizes")
+    checkpoint_steps: int = option(250, "steps between checkpoints; 0: at module boundaries only")
+    cache_dir: str | None = option(None, "folder for cached activations that exceed --max-memory")
+    max_memory: str | None = option(None, "memory for cached activations, such as 8GB; default: half of what is free")
+    threads: int = option(0, "CPU threads; 0 leaves torch's choice")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+
+    def __post_init__(self) -> None:
+        parse_bits(self.bits)
+        parse_modules(self.modules)
+        _check_quantizer(self)
+        for name in ("method", "weight_quantizer", "curvature"):
+            choices = _field(name).metadata["choices"]
+            if getattr(self, name) not in choices:
+                raise _bad(name, f"one of {', '.join(choices)}", getattr(self, name))
+        for name in ("steps", "calib_size", "batch_size", "init_batches"):
+            if getattr(self, name) < 1:
+                raise _bad(name, "at least 1", getattr(self, name))
+        for name in ("seed", "checkpoint_steps", "threads"):
+            if getattr(self, name) < 0:
+                raise _bad(name, "0 or more", getattr(self, name))
+        if self.max_length < 3:
+            raise _bad("max_length", "at least 3 (a token between the two special ones)", self.max_length)
+        for name in ("lr", "step_lr"):
+            if not 0 < getattr(self, name) < 1:
+                raise _bad(name, "a number between 0 and 1", getattr(self, name))
+        if self.max_memory is not None:
+            parse_megabytes(self.max_memory)
+
+    @property
+    def spec(self) -> QuantSpec:
+        weights, embeddings, activations = parse_bits(self.bits)
+        return QuantSpec(
+            weights, embeddings, activations, self.per_channel, self.symmetric,
+            self.weight_quantizer, self.curvature, self.keep_fp,
+        )  # fmt: skip
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the result: a resumed run must agree in all of it."""
+        places = {"out", "cache_dir", "max_memory", "checkpoint_steps"}
+        return {name: value for name, value in self.as_dict().items() if name not in places}
+
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def as_dict(self) -> dict[str, Any]:
+        values = dataclasses.asdict(self)
+        values["keep_fp"] = list(self.keep_fp)
+        return values
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.as_dict(), sort_keys=False, allow_unicode=True)
+
+
+def _field(name: str) -> dataclasses.Field[Any]:
+    return next(f for f in dataclasses.fields(Recipe) if f.name == name)
+
+
+def _bad(name: str, expected: str, came: Any) -> UserError:
+    return UserError(f"--{name.replace('_', '-')} must be {expected}; got {came!r}", "see --help for examples")
+
+
+def parse_bits(text: str) -> tuple[int, int, int]:
+    """'4-4-8' → (4, 4, 8)."""
+    allowed = (("weights", WEIGHT_BITS), ("embeddings", EMBEDDING_BITS), ("activations", ACTIVATION_BITS))
+    parts = str(text).split("-")
+    if len(parts) != 3 or not all(part.isdigit() for part in parts):
+        raise UserError(f"--bits must be three numbers W-E-A; got {text!r}", "for example --bits 4-4-8 or 2-2-8")
+    values = (int(parts[0]), int(parts[1]), int(parts[2]))
+    for value, (what, choices) in zip(values, allowed, strict=True):
+        if value not in choices:
+            listed = ", ".join(str(choice) for choice in choices)
+            raise UserError(f"{value} bits for {what} are not supported", f"choose among {listed} (32: leave it)")
+    return values
+
+
+def _check_quantizer(recipe: Recipe) -> None:
+    """TWN has two bits; the others need a grid of more than three codes to be worth it."""
+    bits = parse_bits(recipe.bits)[0]
+    if recipe.weight_quantizer == "twn" and bits not in (2, FULL_PRECISION):
+        raise UserError(f"--weight-quantizer twn is for 2-bit weights; got {bits}", "use laq or uniform")
+
+
+def parse_modules(text: str) -> int | list[int]:
+    """'4' → 4 modules; '3,6,9' → modules that begin at blocks 0, 3, 6 and 9."""
+    parts = [part for part in str(text).strip("[]").replace(" ", "").split(",") if part]
+    if not parts or not all(part.isdigit() for part in parts) or parts == ["0"]:
+        raise UserError(f"--modules must be a count or cut points; got {text!r}", "for example --modules 4 or 3,6,9")
+    return [int(part) for part in parts] if "," in str(text) else int(parts[0])
+
+
+def parse_megabytes(text: str) -> float:
+    """'8GB' → 8192.0."""
+    units = {"GB": 1024.0, "MB": 1.0, "G": 1024.0, "M": 1.0}
+    upper = str(text).strip().upper()
+    unit = next((u for u in units if upper.endswith(u)), None)
+    try:
+        value = float(upper.removesuffix(unit)) * units[unit] if unit else float("nan")
+    except ValueError:
+        value = float("nan")
+    if not value >= 0:
+        raise UserError(f"--max-memory must be a size such as 8GB or 500MB; got {text!r}", "give a number and GB or MB")
+    return value
+
+
+def from_yaml(path: Path) -> dict[str, Any]:
+    """The keys of a recipe file; a key we do not know is an error, not a silent default."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except FileNotFoundError:
+        raise UserError(f"there is no recipe file {path}", "check the path given to --config") from None
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as YAML: {error}", "see recipe.yaml in any result folder") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} must hold `option: value` lines", "see recipe.yaml in any result folder")
+    known = {f.name for f in dataclasses.fields(Recipe)}
+    values = {str(key).replace("-", "_"): value for key, value in values.items()}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise UserError(f"{path} has unknown options: {', '.join(unknown)}", f"known are {', '.join(sorted(known))}")
+    return values
+
+
+def make_recipe(values: dict[str, Any]) -> Recipe:
+    """A recipe from YAML or command-line values, each converted to the type of its field."""
+    hints = typing.get_type_hints(Recipe)
+    return Recipe(**{name: _convert(name, value, hints[name]) for name, value in values.items()})
+
+
+def _convert(name: str, value: Any, hint: Any) -> Any:
+    optional = isinstance(hint, types.UnionType)
+    if value is None:
+        if optional:
+            return None
+        raise _bad(name, "given", value)
+    kind = typing.get_args(hint)[0] if optional else hint
+    if kind == tuple[str, ...]:
+        return tuple(str(item) for item in ([value] if isinstance(value, str) else value))
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise _bad(name, "true or false", value)
+        return value
+    if name == "modules" and isinstance(value, list):
+        return ",".join(str(item) for item in value) + ("," if len(value) == 1 else "")
+    try:
+        if kind is int and (isinstance(value, bool) or int(value) != float(value)):
+            raise ValueError
+        return kind(value)
+    except (TypeError, ValueError):
+        raise _bad(name, {int: "a whole number", float: "a number"}.get(kind, "text"), value) from None
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Every field of the recipe as an option; absent ones do not override the YAML file."""
+    hints = typing.get_type_hints(Recipe)
+    for item in dataclasses.fields(Recipe):
+        flag, help_text = f"--{item.name.replace('_', '-')}", item.metadata["help"]
+        default = argparse.SUPPRESS
+        if hints[item.name] is bool:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=help_text)
+        elif item.name == "keep_fp":
+            parser.add_argument(flag, action="append", metavar="PATTERN", default=default, help=help_text)
+        else:
+            shown = "" if item.default is None else f" (default {item.default})"
+            metavar = "|".join(item.metadata["choices"]) if item.metadata["choices"] else item.name.upper()
+            parser.add_argument(flag, default=default, metavar=metavar, help=help_text + shown)

@@ -1,0 +1,17 @@
+"""The one exception a user is meant to see.
+
+Raise `UserError` for anything the person at the keyboard can mend: a wrong path, a missing
+column, bits that do not exist. The command line prints it without a traceback and exits with 2.
+Everything else is a defect of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """What was expected, what came, and what to do about it, in that order."""
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{problem}\n  → {remedy}" if remedy else problem)

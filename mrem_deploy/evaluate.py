@@ -1,0 +1,98 @@
+"""Predictions of a model over encoded examples, and its distance from the full-precision one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from mrem_deploy.batching import Encoded, sorted_batches
+from mrem_deploy.models import carve, model_outputs
+from mrem_deploy.progress import track
+
+# A predictor takes a padded batch and returns the model's outputs; torch, frozen and ONNX models
+# are all wrapped into one, so that one loop scores them all.
+Predictor = Callable[[dict[str, torch.Tensor]], list[np.ndarray]]
+
+
+def torch_predictor(model: nn.Module) -> Predictor:
+    """Logits (or the last hidden state) of a torch model."""
+    device = next(model.parameters()).device
+
+    @torch.inference_mode()
+    def predict(batch: dict[str, torch.Tensor]) -> list[np.ndarray]:
+        result = model(**{name: value.to(device) for name, value in batch.items()})
+        return [value.float().cpu().numpy() for value in model_outputs(result)]
+
+    return predict
+
+
+def pooling_of(model_folder: str) -> str:
+    """How an embedding model makes one vector of a sentence: its sentence-transformers settings, else mean."""
+    path = Path(model_folder) / "1_Pooling" / "config.json"
+    if path.is_file():
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        if settings.get("pooling_mode_cls_token"):
+            return "cls"
+    return "mean"
+
+
+def pool(hidden: np.ndarray, mask: np.ndarray, how: str) -> np.ndarray:
+    """(B, T, H) → (B, H)."""
+    if how == "cls":
+        return hidden[:, 0]
+    weights = mask[:, :, None].astype(hidden.dtype)
+    return (hidden * weights).sum(axis=1) / weights.sum(axis=1)
+
+
+def predict(
+    predictor: Predictor, encoded: Encoded, label: str, batch_size: int = 32, pooling: str | None = None
+) -> list[np.ndarray]:
+    """Outputs of every example in the order of `encoded`: one row each, or a list of ragged rows.
+
+    With `pooling` the output is a sentence embedding. Outputs that follow the tokens come back as
+    object arrays without their padding.
+    """
+    rows: list[np.ndarray | None] = [None] * len(encoded)
+    for indices in track(sorted_batches(encoded.lengths, batch_size), label):
+        batch = encoded.batch(indices)
+        outputs = predictor(batch)
+        if pooling is not None:
+            values: Sequence[np.ndarray] = list(pool(outputs[0], batch["attention_mask"].numpy(), pooling))
+        elif len(outputs) > 1 or outputs[0].ndim == 3:
+            stacked = np.stack(outputs, axis=-1) if len(outputs) > 1 else outputs[0]  # (B, T, …)
+            values = [row[: encoded.lengths[i]] for row, i in zip(stacked, indices, strict=True)]
+        else:
+            values = list(outputs[0])
+        for i, value in zip(indices, values, strict=True):
+            rows[i] = value
+    return [row for row in rows if row is not None]
+
+
+@torch.no_grad()
+def layer_errors(teacher: nn.Module, student: nn.Module, encoded: Encoded, batches: list[np.ndarray]) -> dict[str, float]:
+    """‖f̂ − f‖ / ‖f‖ of the embedding output, every block and the output, end to end, over real tokens."""
+    count = teacher.config.num_hidden_layers
+    full, quantized = carve(teacher, [0, count])[0], carve(student, [0, count])[0]
+    device = next(student.parameters()).device
+    names = ["embeddings", *(f"block {i + 1}" for i in range(count)), "output"]
+    squares = np.zeros((len(names), 2))
+    for indices in batches:
+        batch = {name: value.to(device) for name, value in encoded.batch(indices).items()}
+        clean, noisy = full(None, batch), quantized(None, batch)
+        mask = batch["attention_mask"].bool()
+        pairs = [(noisy.embedding, clean.embedding), *zip(noisy.hidden, clean.hidden, strict=True)]
+        measured = [(s[mask], t[mask]) for s, t in pairs]
+        outputs = zip(noisy.outputs, clean.outputs, strict=True)
+        measured.append(_joined([(s[mask], t[mask]) if clean.per_token else (s, t) for s, t in outputs]))
+        for row, (s, t) in enumerate(measured):
+            squares[row] += float((s - t).double().square().sum()), float(t.double().square().sum())
+    return {name: float(np.sqrt(e / r)) if r > 0 else 0.0 for name, (e, r) in zip(names, squares, strict=True)}
+
+
+def _joined(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.cat([s.flatten() for s, _ in pairs]), torch.cat([t.flatten() for _, t in pairs])

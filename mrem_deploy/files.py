@@ -1,0 +1,97 @@
+"""Atomic writes: a file or folder is either the old one or the new one, never half of one.
+
+Everything is written beside its destination under a temporary name and renamed at the end. A full
+disk, a missing permission or an interruption removes the temporary and leaves the old in place.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mrem_deploy.errors import UserError
+
+
+def _explain(error: OSError, path: Path) -> UserError:
+    if error.errno == errno.ENOSPC:
+        return UserError(f"no space left on the disk of {path}", "free some space or write elsewhere; nothing was changed")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return UserError(f"no permission to write {path}", "choose a folder you may write to")
+    return UserError(f"cannot write {path}: {error.strerror or error}", "check the path and try again")
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusals into messages for people."""
+    try:
+        yield
+    except OSError as error:
+        raise _explain(error, path) from error
+    except Exception as error:
+        # safetensors wraps the system's error in its own type and keeps only the text.
+        if type(error).__name__ == "SafetensorError" and "os error 28" in str(error):
+            raise _explain(OSError(errno.ENOSPC, "no space"), path) from error
+        raise
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Write to the yielded path; on success it becomes `path`."""
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            os.chmod(temporary, 0o666 & ~_umask())  # mkstemp is private; a result is not
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Fill the yielded folder; on success it takes the place of `path`, old content and all."""
+    path = path.absolute()
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.new-", dir=path.parent))
+        old = temporary.with_name(temporary.name.replace(".new-", ".old-"))
+        try:
+            os.chmod(temporary, 0o777 & ~_umask())
+            yield temporary
+            if path.exists():
+                os.rename(path, old)
+            try:
+                os.rename(temporary, path)
+            except OSError:
+                if old.exists():
+                    os.rename(old, path)
+                raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if path.exists():
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=True) + "\n")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,141 @@
+"""Fake-quant model → FrozenModel: integers and scales, no nn.Module; and back to a runnable model.
+
+`build(freeze(model))` gives the outputs of `model` bit for bit: the frozen layers dequantize the
+same codes with the same scales and multiply in the same precision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import nn
+from transformers import PretrainedConfig
+
+from mrem_deploy.loading import HEADS
+from mrem_deploy.numerics import Grid, dequantize, quantize
+from mrem_deploy.qlayers import Matmul, QuantEmbedding, QuantLinear, prepare, quantize_hidden, replace_module
+from mrem_deploy.quantizers import LearnedStep
+
+MEBIBYTE = 2**20
+
+
+@dataclass
+class FrozenWeight:
+    """ŵ = codes · scale; scale is one number or one per row (shape (rows, 1))."""
+
+    codes: torch.Tensor  # int8
+    scale: torch.Tensor
+    bits: int
+
+    def values(self) -> torch.Tensor:
+        return self.codes.to(self.scale.dtype) * self.scale
+
+
+@dataclass
+class FrozenStep:
+    """A static activation quantizer."""
+
+    scale: torch.Tensor
+    grid: Grid
+
+
+@dataclass
+class FrozenModel:
+    """All that a deployment needs; names are those of the Hugging Face model."""
+
+    config: PretrainedConfig
+    head: str
+    weights: dict[str, FrozenWeight] = field(default_factory=dict)  # by layer
+    steps: dict[str, FrozenStep] = field(default_factory=dict)  # by activation point
+    full: dict[str, torch.Tensor] = field(default_factory=dict)  # what stays full precision
+    notes: dict[str, Any] = field(default_factory=dict)  # recipe digest and the like
+
+    def formula_mb(self) -> float:
+        """Σ quantized elements · bits/8 + 4 bytes for the rest: the paper's way of counting."""
+        packed = sum(weight.codes.numel() * weight.bits / 8 for weight in self.weights.values())
+        return (packed + 4 * sum(value.numel() for value in self.full.values())) / MEBIBYTE
+
+    def full_precision_mb(self) -> float:
+        """The same model with every parameter in 4 bytes."""
+        count = sum(weight.codes.numel() for weight in self.weights.values())
+        return 4 * (count + sum(value.numel() for value in self.full.values())) / MEBIBYTE
+
+
+@torch.no_grad()
+def freeze(model: nn.Module, head: str) -> FrozenModel:
+    """Read the integers out of a fake-quant model. The model is not changed."""
+    frozen = FrozenModel(config=model.config, head=head)
+    for name, part in model.named_modules():
+        if isinstance(part, QuantLinear | QuantEmbedding) and hasattr(part.weight_quantizer, "codes_and_scale"):
+            codes, scale = part.weight_quantizer.codes_and_scale(part.weight)
+            frozen.weights[name] = FrozenWeight(
+                codes.to("cpu", torch.int8), scale.cpu().clone(), part.weight_quantizer.grid.bits
+            )
+        if isinstance(part, LearnedStep) and not name.endswith("weight_quantizer"):
+            frozen.steps[name] = FrozenStep(part.scale.detach().cpu().clone(), part.grid)
+    packed = {f"{name}.weight" for name in frozen.weights}
+    for name, value in model.state_dict().items():
+        if name not in packed and "_quantizer." not in name and name.rpartition(".")[0] not in frozen.steps:
+            frozen.full[name] = value.detach().cpu().clone()
+    return frozen
+
+
+class FixedStep(nn.Module):
+    """An activation quantizer that no longer learns."""
+
+    def __init__(self, step: FrozenStep) -> None:
+        super().__init__()
+        self.grid = step.grid
+        self.register_buffer("scale", step.scale)
+        self.scale: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return dequantize(quantize(x, self.scale, self.grid), self.scale, self.grid)
+
+
+class FrozenLinear(nn.Module):
+    """A linear whose weight is dequantized once, when the model is built."""
+
+    def __init__(self, weight: torch.Tensor, bias: nn.Parameter | None, step: nn.Module) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.bias = bias
+        self.input_quantizer = step
+        self.weight: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.input_quantizer(x), self.weight, self.bias)
+
+
+def build(frozen: FrozenModel) -> nn.Module:
+    """A runnable model of the Hugging Face class, in evaluation mode, on the CPU."""
+    model = getattr(transformers, HEADS[frozen.head]).from_config(frozen.config).eval()
+    found = prepare(model)
+    dtype = next(iter(frozen.full.values())).dtype
+    model.to(dtype)
+    missing, unexpected = model.load_state_dict(frozen.full, strict=False)
+    lacking = [name for name in missing if name.removesuffix(".weight") not in frozen.weights]
+    if lacking or unexpected:
+        raise ValueError(f"tensors do not fit the model: missing {lacking}, unexpected {unexpected}")
+    points = {name: FixedStep(step) for name, step in frozen.steps.items()}
+    for name in found.linears:
+        linear = model.get_submodule(name)
+        weight = frozen.weights[name].values() if name in frozen.weights else linear.weight.detach()
+        step = points.get(f"{name}.input_quantizer", nn.Identity())
+        replace_module(model, name, FrozenLinear(weight, linear.bias, step))
+    if found.word_embedding in frozen.weights:
+        embedding = model.get_submodule(found.word_embedding)
+        embedding.weight = nn.Parameter(frozen.weights[found.word_embedding].values(), requires_grad=False)
+    for name in found.attentions:
+        attention = model.get_submodule(name)
+        shared = points.get(f"{name}.input_quantizer")
+        if shared is not None:
+            attention.input_quantizer = shared
+            attention.register_forward_pre_hook(quantize_hidden, with_kwargs=True)
+        for product in ("scores", "context"):
+            setattr(attention, product, Matmul(*(points.get(f"{name}.{product}.{s}") for s in ("left", "right"))))
+    return model.requires_grad_(False)

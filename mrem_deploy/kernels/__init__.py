@@ -1,0 +1,11 @@
+"""The ops with more than one implementation: their checks, the plain reference, and the choice between them.
+
+Everyone calls the ops from here; nobody calls an implementation directly. See `backends` for the choice.
+"""
+
+from __future__ import annotations
+
+from mrem_deploy.kernels.backends import backend, describe
+from mrem_deploy.kernels.packing import PACKABLE_BITS, pack, packed_size, unpack
+
+__all__ = ["PACKABLE_BITS", "backend", "describe", "pack", "packed_size", "unpack"]

@@ -1,0 +1,120 @@
+"""How well a model does its task, in percent.
+
+The main number of a task is `task.metric`, as in the paper: accuracy, Matthews' correlation for CoLA,
+Spearman's for STS-B, cosine for embeddings. What GLUE reports besides stands next to it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+
+from .data import Task
+from .errors import UserError
+
+PAIRWISE_ROWS = 2000  # rows whose pairs are compared: two million pairs take a second
+
+
+def score(
+    task: Task, predictions: np.ndarray, labels: np.ndarray, order: np.ndarray | None = None
+) -> dict[str, float]:
+    """The task's metrics, the main one first.
+
+    predictions: the model's outputs, (N, C) logits, or (N,) or (N, 1) scores of a regression.
+    labels: as in the data; `order` (from `data.label_order`) gives each label's column in the logits.
+    """
+    predictions = np.asarray(predictions, dtype=np.float64)
+    if len(predictions) != len(labels) or len(labels) == 0:
+        raise ValueError(f"expected as many predictions as labels, got {len(predictions)} and {len(labels)}")
+    if not np.isfinite(predictions).all():
+        raise ValueError(f"{int((~np.isfinite(predictions)).sum())} predictions are not finite numbers")
+    if task.kind == "regression":
+        truth, guess, positive = np.asarray(labels, dtype=np.float64), predictions.reshape(len(labels)), 1
+    else:
+        order = np.arange(predictions.shape[1]) if order is None else order
+        # F1 needs to know where the model keeps the last label of the data: "duplicate", "equivalent".
+        truth, guess, positive = order[labels], predictions.argmax(axis=1), int(order[-1])
+    return {name: 100.0 * METRICS[name](truth, guess, positive) for name in (task.metric, *task.also)}
+
+
+def agreement(reference: np.ndarray, quantized: np.ndarray, seed: int = 0) -> dict[str, float]:
+    """How alike two sets of embeddings (N, d) are.
+
+    cosine: the mean over rows of cos(reference, quantized).
+    spearman: whether the quantized model ranks the similarities of all pairs of rows as the original does.
+    """
+    if reference.shape != quantized.shape:
+        raise ValueError(
+            f"expected two arrays of the same shape, got {reference.shape} and {quantized.shape}"
+        )
+    if len(reference) < 3:
+        raise UserError(
+            f"Expected at least 3 sentences to compare similarities; got {len(reference)}.",
+            "Give more sentences for evaluation.",
+        )
+    one, two = _unit_rows(reference), _unit_rows(quantized)
+    cosine = float((one * two).sum(axis=1).mean())
+    if len(one) > PAIRWISE_ROWS:
+        rows = np.random.default_rng(seed).choice(len(one), size=PAIRWISE_ROWS, replace=False)
+        one, two = one[rows], two[rows]
+    pairs = np.triu_indices(len(one), k=1)
+    spearman = _spearman((one @ one.T)[pairs], (two @ two.T)[pairs])
+    return {"cosine": 100.0 * cosine, "spearman": 100.0 * spearman}
+
+
+def _unit_rows(rows: np.ndarray) -> np.ndarray:
+    rows = np.asarray(rows, dtype=np.float64)
+    if not np.isfinite(rows).all():
+        raise ValueError(f"{int((~np.isfinite(rows)).sum())} values of the embeddings are not finite numbers")
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(norms > 0, norms, 1.0)
+
+
+def _accuracy(truth: np.ndarray, guess: np.ndarray, positive: int = 1) -> float:
+    from sklearn.metrics import accuracy_score
+
+    return float(accuracy_score(truth, guess))
+
+
+def _f1(truth: np.ndarray, guess: np.ndarray, positive: int = 1) -> float:
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(truth, guess, pos_label=positive, zero_division=0.0))
+
+
+def _matthews(truth: np.ndarray, guess: np.ndarray, positive: int = 1) -> float:
+    from sklearn.metrics import matthews_corrcoef
+
+    return float(matthews_corrcoef(truth, guess))
+
+
+def _spearman(truth: np.ndarray, guess: np.ndarray, positive: int = 1) -> float:
+    from scipy.stats import spearmanr
+
+    return _defined(spearmanr, truth, guess)
+
+
+def _pearson(truth: np.ndarray, guess: np.ndarray, positive: int = 1) -> float:
+    from scipy.stats import pearsonr
+
+    return _defined(pearsonr, truth, guess)
+
+
+def _defined(correlation: Callable, truth: np.ndarray, guess: np.ndarray) -> float:
+    """A constant has no correlation; a model that always says the same scores 0, as with Matthews'."""
+    if np.ptp(truth) == 0 or np.ptp(guess) == 0:
+        return 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "nearly constant": the number is still the best there is
+        return float(correlation(truth, guess).statistic)
+
+
+METRICS: dict[str, Callable[[np.ndarray, np.ndarray, int], float]] = {
+    "accuracy": _accuracy,
+    "f1": _f1,
+    "matthews": _matthews,
+    "spearman": _spearman,
+    "pearson": _pearson,
+}

@@ -1,0 +1,42 @@
+"""Progress bars with the remaining time, the same look for every stage."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from tqdm import tqdm
+
+T = TypeVar("T")
+
+
+def bar(total: int | None, label: str, unit: str = "step", initial: int = 0) -> tqdm:
+    """A bar that the caller advances; in a log file it prints a line now and then instead."""
+    interactive = sys.stderr.isatty()
+    return tqdm(
+        total=total,
+        desc=f"{label:<28}",
+        unit=unit,
+        initial=initial,
+        dynamic_ncols=interactive,
+        mininterval=0.2 if interactive else 15.0,
+        ascii=not interactive,
+        smoothing=0.1,
+        file=sys.stderr,
+    )
+
+
+def track(items: Iterable[T], label: str, total: int | None = None, unit: str = "batch") -> Iterator[T]:
+    """Iterate with a bar."""
+    if total is None and hasattr(items, "__len__"):
+        total = len(items)
+    with bar(total, label, unit) as shown:
+        for item in items:
+            yield item
+            shown.update()
+
+
+def say(message: str) -> None:
+    """One line for the person watching, above any bar that is being drawn."""
+    tqdm.write(message, file=sys.stderr)

@@ -1,0 +1,213 @@
+"""Quantized layers, and their insertion into a Hugging Face model.
+
+Both operands of every matrix multiplication are quantized: input and weight of each linear, and
+inside attention q, k, the probabilities and v. One attention function, registered with
+transformers, serves every architecture; q, k and v projections share one input quantizer, so that
+an export may merge them into one matrix. The full-precision teacher runs the same attention
+function with plain matrix products: teacher and student differ in their quantizers and in nothing
+else.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
+
+from mrem_deploy.models import Anatomy, anatomy
+from mrem_deploy.numerics import FULL_PRECISION
+from mrem_deploy.quantizers import LearnedStep, make_weight_quantizer
+
+ATTENTION = "mrem"
+
+
+@dataclass(frozen=True)
+class QuantSpec:
+    """How the model is quantized; the part of a recipe that the layers need."""
+
+    weight_bits: int = 4
+    embedding_bits: int = 4
+    activation_bits: int = 8
+    per_channel: bool = False
+    symmetric: bool = False  # no asymmetric activations at all (TensorRT)
+    weight_quantizer: str = "auto"
+    curvature: str = "identity"
+    keep_fp: tuple[str, ...] = ()
+
+    def keeps(self, name: str) -> bool:
+        return any(fnmatch.fnmatch(name, pattern) for pattern in self.keep_fp)
+
+
+class QuantLinear(nn.Module):
+    """Y = Q_a(X)·Q_w(W)ᵀ + b; the bias stays full precision."""
+
+    def __init__(self, linear: nn.Linear, weight_quantizer: nn.Module, input_quantizer: nn.Module) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.weight_quantizer = weight_quantizer
+        self.input_quantizer = input_quantizer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.input_quantizer(x), self.weight_quantizer(self.weight), self.bias)
+
+    def extra_repr(self) -> str:
+        return f"in={self.weight.shape[1]}, out={self.weight.shape[0]}"
+
+
+class QuantEmbedding(nn.Module):
+    """Rows are looked up first and quantized after: each row has its own scale, so the result is
+    that of quantizing the whole table, at the cost of the batch's rows only. For the same reason
+    the gradient is sparse: the optimizer touches only rows that occurred."""
+
+    def __init__(self, embedding: nn.Embedding, weight_quantizer: nn.Module) -> None:
+        super().__init__()
+        self.weight = embedding.weight
+        self.padding_idx = embedding.padding_idx
+        self.weight_quantizer = weight_quantizer
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = F.embedding(ids, self.weight, self.padding_idx, sparse=True)  # (B, T, H)
+        return self.weight_quantizer.rows(rows, ids)
+
+
+class Matmul(nn.Module):
+    """a·b with the quantizers of both operands in front (plain in the full-precision model)."""
+
+    def __init__(self, left: nn.Module | None = None, right: nn.Module | None = None) -> None:
+        super().__init__()
+        self.left = left or nn.Identity()
+        self.right = right or nn.Identity()
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.matmul(self.left(a), self.right(b))
+
+
+def mrem_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """softmax(Q̂·K̂ᵀ·scaling + mask), quantized again before P̂·V̂.
+
+    The scaling comes after the product: q and k are quantized as the projections leave them.
+    """
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = module.scores(query, key.transpose(-1, -2)) * scaling  # (B, heads, T, T)
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    probabilities = scores.softmax(dim=-1)
+    context = module.context(probabilities, value)  # (B, heads, T, d)
+    return context.transpose(1, 2).contiguous(), probabilities
+
+
+class _RegisteredMPNetAttention(MPNetSelfAttention):
+    """MPNet's own attention code does not ask transformers' registry; this one does."""
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_bias: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, ...]:
+        shape = (*hidden_states.shape[:-1], -1, self.attention_head_size)
+        q, k, v = (part(hidden_states).view(shape).transpose(1, 2) for part in (self.q, self.k, self.v))
+        added = [bias for bias in (position_bias, attention_mask) if bias is not None]
+        context, _ = mrem_attention(self, q, k, v, sum(added[1:], added[0]) if added else None)
+        return (self.o(context.reshape(*hidden_states.shape[:-1], -1)),)
+
+
+AttentionInterface.register(ATTENTION, mrem_attention)
+AttentionMaskInterface.register(ATTENTION, eager_mask)
+
+
+def quantize_hidden(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Pre-hook of an attention module: its q, k and v projections read one quantized tensor."""
+    if args:
+        return (module.input_quantizer(args[0]), *args[1:]), kwargs
+    return args, {**kwargs, "hidden_states": module.input_quantizer(kwargs["hidden_states"])}
+
+
+def prepare(model: nn.Module) -> Anatomy:
+    """Give the model our attention function with plain products; its outputs stay the same."""
+    found = anatomy(model)
+    model.config._attn_implementation = ATTENTION
+    for name in found.attentions:
+        attention = model.get_submodule(name)
+        if isinstance(attention, MPNetSelfAttention):
+            attention.__class__ = _RegisteredMPNetAttention
+        attention.scores, attention.context = Matmul(), Matmul()
+    return found
+
+
+def activation_points(found: Anatomy, spec: QuantSpec) -> dict[str, bool]:
+    """Name of every activation quantizer -> whether it is asymmetric (before `--symmetric`)."""
+    points: dict[str, bool] = {}
+    for name in found.linears:
+        if not spec.keeps(name):
+            owner = found.shared_inputs.get(name, name)
+            points[f"{owner}.input_quantizer"] = name in found.positive_inputs
+    for name in found.attentions:
+        if not spec.keeps(name):
+            points[f"{name}.scores.left"] = points[f"{name}.scores.right"] = False
+            points[f"{name}.context.left"] = True
+            points[f"{name}.context.right"] = False
+    return {name: asymmetric and not spec.symmetric for name, asymmetric in points.items()}
+
+
+def insert_quantizers(model: nn.Module, spec: QuantSpec, steps: dict[str, LearnedStep]) -> None:
+    """Turn a prepared model into the fake-quant model, in place.
+
+    `steps` holds the initialised activation quantizers by the names of `activation_points`.
+    Rules: (1) every linear but the head, and the word embedding, unless `keep_fp` matches its
+    name; (2) q, k, v share the input quantizer of their attention module; (3) 32 bits mean
+    identity; (4) the word embedding is always quantized per row.
+    """
+    found = anatomy(model)
+    for name in found.linears:
+        if spec.keeps(name):
+            continue
+        shared_with = found.shared_inputs.get(name)
+        step = nn.Identity() if shared_with else steps.get(f"{name}.input_quantizer", nn.Identity())
+        linear = model.get_submodule(name)
+        quantizer: nn.Module = nn.Identity()
+        if spec.weight_bits != FULL_PRECISION:
+            quantizer = make_weight_quantizer(
+                linear.weight, spec.weight_bits, spec.per_channel, spec.weight_quantizer, spec.curvature
+            )
+        replace_module(model, name, QuantLinear(linear, quantizer, step))
+    for name in found.attentions:
+        attention = model.get_submodule(name)
+        shared = steps.get(f"{name}.input_quantizer")
+        if shared is not None and name in found.shared_inputs.values():
+            attention.input_quantizer = shared
+            attention.register_forward_pre_hook(quantize_hidden, with_kwargs=True)
+        for product in ("scores", "context"):
+            sides = (steps.get(f"{name}.{product}.{side}") for side in ("left", "right"))
+            setattr(attention, product, Matmul(*sides))
+    if spec.embedding_bits != FULL_PRECISION and not spec.keeps(found.word_embedding):
+        embedding = model.get_submodule(found.word_embedding)
+        quantizer = make_weight_quantizer(embedding.weight, spec.embedding_bits, per_row=True)
+        replace_module(model, found.word_embedding, QuantEmbedding(embedding, quantizer))
+
+
+def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, new)
+
+
+def quantized_names(model: nn.Module) -> Sequence[str]:
+    """Names of the layers whose weight is quantized, in order."""
+    return [name for name, part in model.named_modules() if isinstance(part, QuantLinear | QuantEmbedding)]

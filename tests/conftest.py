@@ -1,0 +1,26 @@
+"""What every test needs before torch is imported, and the fixtures that all share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Here and not in a fixture: test modules import torch and transformers while they are collected.
+os.environ["HF_HUB_OFFLINE"] = "1"  # a test must not depend on the network
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # see the Makefile
+THREADS = str(min(2, os.cpu_count() or 1))
+os.environ.setdefault("OMP_NUM_THREADS", THREADS)  # torch's threads; sums depend on their number
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real models and data beside the repository; most machines do not have it."""
+    folder = ROOT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip(f"no folder {folder.name}/ with real models and data beside the repository")
+    return folder
