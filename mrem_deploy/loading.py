@@ -55,7 +55,7 @@ def load_model(
     if head not in HEADS:
         raise UserError(f"Unknown head {head!r}.", f"Choose one of: {', '.join(HEADS)}.")
     source = _locate(str(path_or_hub_id))
-    with _quiet_transformers():
+    with quiet_transformers():
         model, info = _load_weights(source, head, num_labels)
         _check_weights_fit(source, head, model, info, allow_new_head)
         _check_finite(source, model)
@@ -67,6 +67,19 @@ def load_model(
             "They do not belong together: use the tokenizer files the model was trained with.",
         )
     return model.eval(), tokenizer
+
+
+def check_max_length(model: PreTrainedModel, max_length: int) -> None:
+    """Refuse more tokens than the model has positions for; it would fail with a bare index error."""
+    for name, part in model.named_modules():
+        if isinstance(part, torch.nn.Embedding) and name.endswith("position_embeddings"):
+            # The RoBERTa family counts positions from behind its padding index.
+            limit = part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1)
+            if max_length > limit:
+                raise UserError(
+                    f"--max-length {max_length} is too long: this model reads at most {limit} tokens.",
+                    f"Give --max-length {limit} or less; longer texts are cut.",
+                )
 
 
 def _locate(name: str) -> str:
@@ -251,8 +264,8 @@ def _first_line(error: Exception) -> str:
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Its load report says what `_check_weights_fit` decides; nobody should have to read both."""
+def quiet_transformers() -> Iterator[None]:
+    """No load report and no bars of transformers: what matters is said by us, once."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -69,7 +69,8 @@ def test_every_head_loads_its_own_checkpoint(tmp_path: Path, head: str, architec
 def test_a_missing_head_is_refused_unless_it_will_be_trained(tmp_path: Path, head: str) -> None:
     folder = save_tiny_bert(tmp_path, "BertForMaskedLM")
     message = refusal(folder, head)
-    assert "no trained" in message and "mrem_deploy.finetune" in message
+    assert "no trained" in message
+    assert "mrem_deploy.finetune" in message
     torch.manual_seed(3)
     model, _ = load_model(folder, head, num_labels=3, allow_new_head=True)
     torch.manual_seed(3)
@@ -80,7 +81,8 @@ def test_a_missing_head_is_refused_unless_it_will_be_trained(tmp_path: Path, hea
 
 def test_another_number_of_labels_is_refused_unless_it_will_be_trained(classifier: Path) -> None:
     message = refusal(classifier, SEQUENCE, num_labels=3)
-    assert "has 2 labels" in message and "3 are needed" in message
+    assert "has 2 labels" in message
+    assert "3 are needed" in message
     model, _ = load_model(classifier, SEQUENCE, num_labels=3, allow_new_head=True)
     assert model.classifier.weight.shape == (3, 16)
     saved = load_file(classifier / "model.safetensors")
@@ -97,10 +99,12 @@ def test_feature_extraction_drops_a_pooler_that_was_never_trained(tmp_path: Path
 def test_a_body_that_does_not_fit_is_refused_even_for_training(classifier: Path) -> None:
     edit_config(classifier, num_hidden_layers=3)
     message = refusal(classifier, SEQUENCE, allow_new_head=True)
-    assert "bert.encoder.layer.2." in message and "is missing from the weights" in message
+    assert "bert.encoder.layer.2." in message
+    assert "is missing from the weights" in message
     edit_config(classifier, num_hidden_layers=2, intermediate_size=48)
     message = refusal(classifier, SEQUENCE, allow_new_head=True)
-    assert "(32" in message and "(48" in message
+    assert "(32" in message
+    assert "(48" in message
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -115,7 +119,9 @@ def test_a_pickle_only_checkpoint_is_refused_unopened(classifier: Path) -> None:
     # Opening this file in any way would fail; the refusal must come first.
     (classifier / "pytorch_model.bin").write_bytes(b"no pickle at all")
     message = refusal(classifier, SEQUENCE)
-    assert "pytorch_model.bin" in message and "safetensors" in message and "save_pretrained" in message
+    assert "pytorch_model.bin" in message
+    assert "safetensors" in message
+    assert "save_pretrained" in message
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a b", "x/y/z"])
@@ -143,7 +149,8 @@ def test_the_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     message = refusal("nobody/no-such-model", SEQUENCE)
-    assert "is no local folder" in message and "hf download nobody/no-such-model" in message
+    assert "is no local folder" in message
+    assert "hf download nobody/no-such-model" in message
 
 
 def test_a_cut_safetensors_file(classifier: Path) -> None:

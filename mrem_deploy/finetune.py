@@ -1,0 +1,293 @@
+"""`python -m mrem_deploy.finetune`: an encoder and labelled data in, a full-precision model out.
+
+Hugging Face's defaults (AdamW, 5e-5, linear decay, clipping at 1, 3 epochs) with length-bucketed
+batches. Its time and memory are measured and written beside the model: what quantization-aware
+training starts from and post-training quantization is compared with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import re
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from mrem_deploy import cli
+from mrem_deploy.batching import encode
+from mrem_deploy.data import Columns, Task, TaskData, Texts, label_order, open_task, sample
+from mrem_deploy.environment import PeakMemory, describe
+from mrem_deploy.errors import UserError
+from mrem_deploy.evaluate import predict, torch_predictor
+from mrem_deploy.files import atomic_folder, explained, write_json
+from mrem_deploy.loading import check_max_length, load_model, quiet_transformers
+from mrem_deploy.metrics import score
+from mrem_deploy.progress import say
+from mrem_deploy.train.checkpoint import CheckpointStore
+from mrem_deploy.train.finetuning import LoopSettings, train_on_labels
+
+RECORD = "finetune.json"  # its presence marks a folder as ours to replace
+RECORD_FORMAT = 1
+
+EXAMPLES = """\
+examples:
+  python -m mrem_deploy.finetune --model bert-base-uncased --task sst2 --data glue/SST-2 --out bert-sst2
+  python -m mrem_deploy.finetune --model my-encoder --task text-classification --data reviews.csv \\
+      --text-column review --label-column stars --epochs 2 --out my-classifier
+"""
+
+
+@dataclass(frozen=True)
+class FinetuneSettings:
+    """Every option of a fine-tuning run."""
+
+    model: str
+    task: str
+    data: str
+    out: str
+    eval_data: str | None = None
+    text_column: str | None = None
+    text_pair_column: str | None = None
+    label_column: str | None = None
+    epochs: float = 3.0
+    batch_size: int = 32
+    lr: float = 5e-5
+    warmup: float = 0.0
+    max_length: int = 128
+    seed: int = 0
+    checkpoint_steps: int = 500
+    eval_size: int | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epochs <= 1000:
+            raise _bad("epochs", "above 0, such as 3 or 0.5", self.epochs)
+        if not 0 < self.lr < 1:
+            raise _bad("lr", "between 0 and 1", self.lr)
+        if not 0 <= self.warmup < 1:
+            raise _bad("warmup", "a share of the steps, from 0 to below 1", self.warmup)
+        for name, least in (("batch_size", 1), ("max_length", 3), ("seed", 0), ("checkpoint_steps", 0)):
+            if getattr(self, name) < least:
+                raise _bad(name, f"{least} or more", getattr(self, name))
+        if self.eval_size is not None and self.eval_size < 1:
+            raise _bad("eval_size", "1 or more", self.eval_size)
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the weights: a resumed run must agree in all of it."""
+        elsewhere = {"out", "checkpoint_steps", "eval_size", "eval_data", "device"}
+        return {name: value for name, value in asdict(self).items() if name not in elsewhere}
+
+
+def _bad(name: str, expected: str, came: Any) -> UserError:
+    return UserError(f"--{name.replace('_', '-')} must be {expected}; got {came}.", "See --help.")
+
+
+def finetune(settings: FinetuneSettings, resume: bool = False, overwrite: bool = False) -> Path:
+    """Train, evaluate and write the model folder; returns it. `resume` goes on from a checkpoint."""
+    started = time.perf_counter()
+    out = _check_out(settings, overwrite)
+    device = _device(settings.device)
+    columns = Columns(settings.text_column, settings.text_pair_column, settings.label_column)
+    task_data = open_task(settings.task, settings.data, columns, settings.eval_data)
+    task, texts, evaluation = task_data.task, _labelled(task_data), task_data.evaluation()
+    torch.manual_seed(settings.seed)  # a new head is drawn from it
+    model, tokenizer = _load(settings, task, texts.label_names)
+    for part in evaluation.values():  # what does not fit is found now, not after hours of training
+        label_order(part.label_names, model.config, task)
+    encoded = encode(tokenizer, texts, settings.max_length)
+    targets = _targets(texts, model, task)
+    steps = math.ceil(settings.epochs * math.ceil(len(encoded) / settings.batch_size))
+    loop = LoopSettings(
+        steps, settings.batch_size, settings.lr, settings.warmup, settings.seed, settings.checkpoint_steps
+    )
+    store = None
+    if settings.checkpoint_steps or resume:
+        identity = {**settings.identity(), "training data": _digest(encoded.digest(), targets)}
+        store = CheckpointStore(out.with_name(f".{out.name}.work"), identity, resume)
+        if resume and not store.resumed:
+            say("no interrupted run found; starting afresh")
+    with PeakMemory(device) as memory:
+        log = train_on_labels(model.to(device), encoded, targets, loop, store)
+    splits = {
+        split: _evaluate(settings, task, split, part, model, tokenizer) for split, part in evaluation.items()
+    }
+    first = next(iter(splits.values()))
+    record = {
+        "format": RECORD_FORMAT,
+        "task": task.name,
+        "data": task_data.description,
+        "model": settings.model,
+        "settings": asdict(settings),
+        "metric": task.metric,
+        "score": first[task.metric],
+        "splits": splits,
+        "examples": len(encoded),
+        "steps": steps,
+        "train_seconds": log.seconds,
+        "total_seconds": time.perf_counter() - started,
+        "peak_memory_mb": memory.mb,
+        "memory_kind": memory.kind,
+        "loss": log.final_loss,
+        "curve": log.curve,
+        "environment": describe(),
+    }
+    with quiet_transformers(), atomic_folder(out) as folder:
+        model.cpu().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        write_json(folder / RECORD, record)
+    if store:
+        store.remove()
+    say(
+        f"{record['metric']} {record['score']:.2f} on {first['examples']} examples; "
+        f"{log.seconds / 60:.1f} min training, peak memory {memory.mb / 1024:.1f} GiB; wrote {out}"
+    )
+    return out
+
+
+def _labelled(task_data: TaskData) -> Texts:
+    task = task_data.task
+    if task.kind not in ("classification", "regression"):
+        raise UserError(
+            f"{task.name} has no labels to learn from; fine-tuning needs classes or scores.",
+            "Choose a GLUE task or text-classification. An embedding model is quantized as it is.",
+        )
+    texts = task_data.train(needs_labels=True)
+    if task.kind == "classification" and len(texts.label_names) < 2:
+        raise UserError(
+            f"Expected at least 2 different labels in {task_data.description}; got only "
+            f"{', '.join(map(repr, texts.label_names)) or 'none'}.",
+            "Give data with examples of every class, or check --label-column.",
+        )
+    return texts
+
+
+def _load(
+    settings: FinetuneSettings, task: Task, names: tuple[str, ...]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model with the task's labels, and its tokenizer.
+
+    A trained head whose labels have the data's names is trained on; a head without names (LABEL_0, …)
+    takes the data's; the same number of other names is refused by `label_order`: nobody can tell
+    which is which.
+    """
+    count = 1 if task.kind == "regression" else len(names)
+    model, tokenizer = load_model(settings.model, "sequence-classification", count, allow_new_head=True)
+    check_max_length(model, settings.max_length)
+    config = model.config
+    config.problem_type = "regression" if task.kind == "regression" else "single_label_classification"
+    nameless = all(re.fullmatch(r"LABEL_\d+", str(name)) for name in config.id2label.values())
+    if task.kind == "classification" and nameless:
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: i for i, name in config.id2label.items()}
+    return model, tokenizer
+
+
+def _labels(texts: Texts) -> np.ndarray:
+    assert texts.labels is not None, "asked for with needs_labels, or of an evaluation split"
+    return texts.labels
+
+
+def _targets(texts: Texts, model: PreTrainedModel, task: Task) -> torch.Tensor:
+    """Scores as they are; classes by their place in the model's output."""
+    if task.kind == "regression":
+        return torch.from_numpy(_labels(texts))
+    return torch.from_numpy(label_order(texts.label_names, model.config, task)[_labels(texts)])
+
+
+def _evaluate(
+    settings: FinetuneSettings, task: Task, split: str, texts: Texts, model: Any, tokenizer: Any
+) -> dict[str, float]:
+    chosen = sample(texts, settings.eval_size or len(texts), settings.seed)
+    encoded = encode(tokenizer, chosen, settings.max_length)
+    outputs = np.stack(predict(torch_predictor(model), encoded, f"evaluate {split}"))
+    order = label_order(texts.label_names, model.config, task)
+    return {**score(task, outputs, _labels(chosen), order), "examples": len(chosen)}
+
+
+def _digest(tokens: str, targets: torch.Tensor) -> str:
+    return hashlib.sha256(tokens.encode() + targets.numpy().tobytes()).hexdigest()[:16]
+
+
+def _check_out(settings: FinetuneSettings, overwrite: bool) -> Path:
+    """Refuse before training what could not, or should not, be written after it."""
+    out = Path(settings.out).expanduser().absolute()
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file; a folder is expected.", "Give a new folder.")
+    for name in ("model", "data", "eval_data"):
+        source = getattr(settings, name)
+        if source and Path(source).expanduser().resolve().is_relative_to(out.resolve()):
+            raise UserError(
+                f"--out {out} holds the --{name.replace('_', '-')} that is read; it would be replaced.",
+                "Give another folder for the result.",
+            )
+    if out.is_dir() and any(out.iterdir()) and not (out / RECORD).exists() and not overwrite:
+        raise UserError(
+            f"--out {out} is not empty and was not written by this command.",
+            "Give a new folder, or --overwrite to replace all that is in it; nothing was touched.",
+        )
+    with explained(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out.parent).close()
+    return out
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"--device {name!r} is unknown.", "Use auto, cpu, cuda or cuda:0.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"--device {name}: torch sees no GPU here.", "Use --device cpu.")
+    return device
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mrem finetune",
+        description="Fine-tune an encoder in full precision; time, memory and score are written beside it.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+    )
+    add = parser.add_argument
+    add("--model", required=True, help="folder or hub id of the encoder; a new head is added where needed")
+    add("--task", required=True, help="a GLUE task (sst2, mnli, stsb, …) or text-classification")
+    add("--data", required=True, help="folder, file or hub id of the task's data")
+    add("--out", required=True, help="folder for the fine-tuned model; written as a whole at the end")
+    add("--eval-data", help="evaluation file, where it does not lie beside the training file")
+    add("--text-column", help="column of the sentence, for a file of your own")
+    add("--text-pair-column", help="column of the second sentence")
+    add("--label-column", help="column of the label")
+    add("--epochs", type=float, help="passes over the training data, also a fraction (3)")
+    add("--batch-size", type=int, help="sentences per step (32)")
+    add("--lr", type=float, help="highest learning rate; decays linearly to 0 (5e-5)")
+    add("--warmup", type=float, help="share of the steps over which the learning rate rises (0)")
+    add("--max-length", type=int, help="tokens per sentence at most (128)")
+    add("--seed", type=int, help="for the new head, the order of batches and dropout (0)")
+    add("--checkpoint-steps", type=int, help="steps between checkpoints, 0 for none (500)")
+    add("--eval-size", type=int, help="evaluate on that many examples only, drawn by --seed (all)")
+    add("--device", help="auto, cpu, cuda or cuda:N (auto)")
+    add("--resume", action="store_true", help="continue an interrupted run with the same options")
+    add("--overwrite", action="store_true", help="replace --out even if it holds other files")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = vars(build_parser().parse_args(argv))
+    resume, overwrite = arguments.pop("resume", False), arguments.pop("overwrite", False)
+    finetune(FinetuneSettings(**arguments), resume, overwrite)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(cli.run(main))
