@@ -128,6 +128,7 @@ class CMakeBuild(build_ext):
 setup(
     packages=[
         "mrem_deploy",
+        "mrem_deploy.benchmarks",
         "mrem_deploy.train",
         "mrem_deploy.kernels",
         "mrem_deploy.kernels.cpu",

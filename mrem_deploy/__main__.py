@@ -16,10 +16,17 @@ VERBS = {
 
 def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
-    if not arguments or arguments[0] not in VERBS:
-        lines = [f"  {verb:<12}{what}" for verb, what in VERBS.items()]
-        print("usage: mrem VERB [options]\n\n" + "\n".join(lines) + "\n\n`mrem VERB --help` tells more")
-        return 0 if not arguments or arguments[0] in ("-h", "--help") else cli.EXIT_USER_ERROR
+    lines = [f"  {verb:<12}{what}" for verb, what in VERBS.items()]
+    usage = "usage: mrem VERB [options]\n\n" + "\n".join(lines) + "\n\n`mrem VERB --help` tells more"
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage)
+        return 0
+    if arguments[0] not in VERBS:
+        print(
+            f"error: unknown verb {arguments[0]!r}; expected one of {', '.join(VERBS)}\n\n{usage}",
+            file=sys.stderr,
+        )
+        return cli.EXIT_USER_ERROR
     module = importlib.import_module(f"mrem_deploy.{arguments[0]}")
     return cli.run(module.main, arguments[1:])
 

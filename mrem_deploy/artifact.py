@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel
 
 from mrem_deploy.errors import UserError
 from mrem_deploy.files import atomic_file, write_json
@@ -43,16 +42,24 @@ def save(frozen: FrozenModel, folder: Path) -> None:
         "format_version": FORMAT_VERSION,
         "head": frozen.head,
         "weights": {
-            name: {"bits": weight.bits, "shape": list(weight.codes.shape)} for name, weight in frozen.weights.items()
+            name: {"bits": weight.bits, "shape": list(weight.codes.shape)}
+            for name, weight in frozen.weights.items()
         },
         "steps": {
-            name: {"bits": s.grid.bits, "low": s.grid.low, "high": s.grid.high, "zero_point": s.grid.zero_point}
+            name: {
+                "bits": s.grid.bits,
+                "low": s.grid.low,
+                "high": s.grid.high,
+                "zero_point": s.grid.zero_point,
+            }
             for name, s in frozen.steps.items()
         },
         "notes": frozen.notes,
     }
     with atomic_file(folder / TENSORS) as path:
-        save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata={"format": "mrem"})
+        save_file(
+            {name: value.contiguous() for name, value in tensors.items()}, path, metadata={"format": "mrem"}
+        )
     write_json(folder / MANIFEST, manifest)
     frozen.config.save_pretrained(folder)
 
@@ -64,7 +71,9 @@ def read(folder: str | Path) -> FrozenModel:
     try:
         tensors = load_file(folder / TENSORS)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder / TENSORS} cannot be read: {error}", "copy the result folder again, whole") from error
+        raise UserError(
+            f"{folder / TENSORS} cannot be read: {error}", "copy the result folder again, whole"
+        ) from error
     frozen = FrozenModel(AutoConfig.from_pretrained(folder), manifest["head"], notes=manifest["notes"])
     try:
         for name, entry in manifest["weights"].items():
@@ -75,9 +84,13 @@ def read(folder: str | Path) -> FrozenModel:
         for name, entry in manifest["steps"].items():
             frozen.steps[name] = FrozenStep(tensors[f"step/{name}"], Grid(**entry))
     except KeyError as error:
-        raise UserError(f"{folder / TENSORS} lacks the tensor {error}", "copy the result folder again, whole") from error
+        raise UserError(
+            f"{folder / TENSORS} lacks the tensor {error}", "copy the result folder again, whole"
+        ) from error
     prefix = "full/"
-    frozen.full = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    frozen.full = {
+        name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)
+    }
     return frozen
 
 
@@ -91,7 +104,9 @@ def _read_manifest(folder: Path) -> dict:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{path} is not valid json: {error}", "copy the result folder again, whole") from error
+        raise UserError(
+            f"{path} is not valid json: {error}", "copy the result folder again, whole"
+        ) from error
     version = manifest.get("format_version")
     if manifest.get("format") != FORMAT or version != FORMAT_VERSION:
         raise UserError(
@@ -101,6 +116,6 @@ def _read_manifest(folder: Path) -> dict:
     return manifest
 
 
-def load(folder: str | Path) -> nn.Module:
+def load(folder: str | Path) -> PreTrainedModel:
     """The quantized model in torch, equal to the one that was saved: call it like the original."""
     return build(read(folder))

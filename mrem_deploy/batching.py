@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .errors import UserError
-from .progress import track
+from mrem_deploy.errors import UserError
+from mrem_deploy.progress import track
 
 if TYPE_CHECKING:
-    from .data import Texts
+    from mrem_deploy.data import Texts
 
 CHUNK = 1000  # texts tokenized in one call
 SHOW_PROGRESS_FROM = 20_000  # rows; fewer are tokenized before a bar could be read

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import os
 import types
 import typing
 from dataclasses import dataclass, field
@@ -36,7 +37,11 @@ class Recipe:
     """What to quantize, how, and where to put the result."""
 
     model: str | None = option(None, "folder or hub id of the fine-tuned model")
-    task: str | None = option(None, "a GLUE task (sst2, mnli, …), text-classification or feature-extraction")
+    task: str | None = option(
+        None,
+        "a GLUE task (sst2, mnli, …) or text-classification; without labels, measured by how well the "
+        "results agree: feature-extraction, token-classification or question-answering",
+    )
     data: str | None = option(None, "folder, file or hub id of the task's data")
     out: str | None = option(None, "folder for the result; replaced as a whole when the run succeeds")
     bits: str = option("4-4-8", "W-E-A: weights 2/3/4/8, embeddings 2/4/8, activations 4/8; 32 leaves it")
@@ -52,16 +57,23 @@ class Recipe:
     per_channel: bool = option(False, "one weight step per output channel instead of one per matrix")
     symmetric: bool = option(False, "no asymmetric activations (for TensorRT)")
     keep_fp: tuple[str, ...] = option((), "name pattern of layers to leave in full precision; repeatable")
-    weight_quantizer: str = option("auto", "auto: TWN at 2 bits, LAQ at 4, learned step else", WEIGHT_QUANTIZERS)
+    weight_quantizer: str = option(
+        "auto", "auto: TWN at 2 bits, LAQ at 4, learned step else", WEIGHT_QUANTIZERS
+    )
     curvature: str = option("identity", "what LAQ weights errors with", CURVATURES)
     text_column: str | None = option(None, "column of the sentence, for a file of your own")
     text_pair_column: str | None = option(None, "column of the second sentence")
     label_column: str | None = option(None, "column of the label")
     eval_data: str | None = option(None, "evaluation file, where it does not lie beside the training file")
+    eval_size: int = option(
+        0, "evaluate on that many random examples of the evaluation split; 0: on all of it"
+    )
     init_batches: int = option(8, "batches watched to initialise the step sizes")
     checkpoint_steps: int = option(250, "steps between checkpoints; 0: at module boundaries only")
     cache_dir: str | None = option(None, "folder for cached activations that exceed --max-memory")
-    max_memory: str | None = option(None, "memory for cached activations, such as 8GB; default: half of what is free")
+    max_memory: str | None = option(
+        None, "memory for cached activations, such as 8GB; default: half of what is free"
+    )
     threads: int = option(0, "CPU threads; 0 leaves torch's choice")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
 
@@ -76,7 +88,7 @@ class Recipe:
         for name in ("steps", "calib_size", "batch_size", "init_batches"):
             if getattr(self, name) < 1:
                 raise _bad(name, "at least 1", getattr(self, name))
-        for name in ("seed", "checkpoint_steps", "threads"):
+        for name in ("seed", "checkpoint_steps", "threads", "eval_size"):
             if getattr(self, name) < 0:
                 raise _bad(name, "0 or more", getattr(self, name))
         if self.max_length < 3:
@@ -117,20 +129,26 @@ def _field(name: str) -> dataclasses.Field[Any]:
 
 
 def _bad(name: str, expected: str, came: Any) -> UserError:
-    return UserError(f"--{name.replace('_', '-')} must be {expected}; got {came!r}", "see --help for examples")
+    return UserError(
+        f"--{name.replace('_', '-')} must be {expected}; got {came!r}", "see --help for examples"
+    )
 
 
 def parse_bits(text: str) -> tuple[int, int, int]:
     """'4-4-8' → (4, 4, 8)."""
     allowed = (("weights", WEIGHT_BITS), ("embeddings", EMBEDDING_BITS), ("activations", ACTIVATION_BITS))
     parts = str(text).split("-")
-    if len(parts) != 3 or not all(part.isdigit() for part in parts):
-        raise UserError(f"--bits must be three numbers W-E-A; got {text!r}", "for example --bits 4-4-8 or 2-2-8")
+    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+        raise UserError(
+            f"--bits must be three numbers W-E-A; got {text!r}", "for example --bits 4-4-8 or 2-2-8"
+        )
     values = (int(parts[0]), int(parts[1]), int(parts[2]))
     for value, (what, choices) in zip(values, allowed, strict=True):
         if value not in choices:
             listed = ", ".join(str(choice) for choice in choices)
-            raise UserError(f"{value} bits for {what} are not supported", f"choose among {listed} (32: leave it)")
+            raise UserError(
+                f"{value} bits for {what} are not supported", f"choose among {listed} (32: leave it)"
+            )
     return values
 
 
@@ -144,8 +162,10 @@ def _check_quantizer(recipe: Recipe) -> None:
 def parse_modules(text: str) -> int | list[int]:
     """'4' → 4 modules; '3,6,9' → modules that begin at blocks 0, 3, 6 and 9."""
     parts = [part for part in str(text).strip("[]").replace(" ", "").split(",") if part]
-    if not parts or not all(part.isdigit() for part in parts) or parts == ["0"]:
-        raise UserError(f"--modules must be a count or cut points; got {text!r}", "for example --modules 4 or 3,6,9")
+    if not parts or not all(part.isdecimal() for part in parts) or parts == ["0"]:
+        raise UserError(
+            f"--modules must be a count or cut points; got {text!r}", "for example --modules 4 or 3,6,9"
+        )
     return [int(part) for part in parts] if "," in str(text) else int(parts[0])
 
 
@@ -159,25 +179,32 @@ def parse_megabytes(text: str) -> float:
     except ValueError:
         value = float("nan")
     if not value >= 0:
-        raise UserError(f"--max-memory must be a size such as 8GB or 500MB; got {text!r}", "give a number and GB or MB")
+        raise UserError(
+            f"--max-memory must be a size such as 8GB or 500MB; got {text!r}", "give a number and GB or MB"
+        )
     return value
 
 
 def from_yaml(path: Path) -> dict[str, Any]:
     """The keys of a recipe file; a key we do not know is an error, not a silent default."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"there is no recipe file {path}", "check the path given to --config") from None
     except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as YAML: {error}", "see recipe.yaml in any result folder") from error
+        raise UserError(
+            f"{path} cannot be read as YAML: {error}", "see recipe.yaml in any result folder"
+        ) from error
+    values = {} if values is None else values  # an empty file
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold `option: value` lines", "see recipe.yaml in any result folder")
     known = {f.name for f in dataclasses.fields(Recipe)}
     values = {str(key).replace("-", "_"): value for key, value in values.items()}
     unknown = sorted(set(values) - known)
     if unknown:
-        raise UserError(f"{path} has unknown options: {', '.join(unknown)}", f"known are {', '.join(sorted(known))}")
+        raise UserError(
+            f"{path} has unknown options: {', '.join(unknown)}", f"known are {', '.join(sorted(known))}"
+        )
     return values
 
 
@@ -195,7 +222,10 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
         raise _bad(name, "given", value)
     kind = typing.get_args(hint)[0] if optional else hint
     if kind == tuple[str, ...]:
-        return tuple(str(item) for item in ([value] if isinstance(value, str) else value))
+        items = [value] if isinstance(value, str) else value
+        if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
+            raise _bad(name, "a pattern or a list of patterns", value)
+        return tuple(items)
     if kind is bool:
         if not isinstance(value, bool):
             raise _bad(name, "true or false", value)
@@ -203,11 +233,16 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
     if name == "modules" and isinstance(value, list):
         return ",".join(str(item) for item in value) + ("," if len(value) == 1 else "")
     try:
-        if kind is int and (isinstance(value, bool) or int(value) != float(value)):
+        # YAML reads an unquoted `yes` as true and 2024-01-01 as a date: no text, and no number either.
+        if not isinstance(value, str | int | float | os.PathLike) or isinstance(value, bool):
+            raise TypeError
+        if kind is int and int(value) != float(value):
             raise ValueError
         return kind(value)
-    except (TypeError, ValueError):
-        raise _bad(name, {int: "a whole number", float: "a number"}.get(kind, "text"), value) from None
+    except (TypeError, ValueError, OverflowError):
+        raise _bad(
+            name, {int: "a whole number", float: "a number"}.get(kind, "text (in quotes)"), value
+        ) from None
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -18,9 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from .batching import Encoded, encode
-from .errors import UserError
-from .sources import GLUE_LAYOUTS, Layout, Naming, Source, Table, Wanted, listing, open_source, squeeze
+from mrem_deploy.batching import Encoded, encode
+from mrem_deploy.errors import UserError
+from mrem_deploy.sources import (
+    GLUE_LAYOUTS,
+    Layout,
+    Naming,
+    Source,
+    Table,
+    Wanted,
+    listing,
+    open_source,
+    squeeze,
+)
 
 __all__ = [
     "TASKS",
@@ -153,6 +163,23 @@ TASKS: dict[str, Task] = {
             kind="embedding",
             metric="cosine",
         ),
+        Task(
+            "token-classification",
+            _OWN,
+            text_columns=("text", "sentence"),
+            label_columns=(),
+            kind="token-classification",
+            metric="agreement",
+        ),
+        Task(
+            "question-answering",
+            _OWN,
+            text_columns=("question",),
+            pair_columns=("context",),
+            label_columns=(),
+            kind="question-answering",
+            metric="agreement",
+        ),
     )
 }
 
@@ -197,9 +224,9 @@ def find_task(name: str) -> Task:
 def open_task(task: str, data: str, columns: Columns | None = None, eval_data: str | None = None) -> TaskData:
     """Find the data of a task and check that its files and columns are there, without reading the rows."""
     row, columns = find_task(task), columns or Columns()
-    if row.kind == "embedding" and columns.text_pair:
+    if columns.text_pair and not (row.label_columns or row.pair_columns):
         raise UserError(
-            f"{row.name} embeds single sentences; got --text-pair-column {columns.text_pair}.",
+            f"{row.name} reads single sentences; got --text-pair-column {columns.text_pair}.",
             "Leave the option out, and put all sentences into the text column.",
         )
     source = open_source(data, row.naming, "train" if eval_data else "both")
@@ -230,7 +257,7 @@ class TaskData:
 
     def train(self, needs_labels: bool = False) -> Texts:
         """The training split. Labels are None where the data has none, unless they are needed."""
-        if needs_labels and self._train.labels is None and self.task.kind != "embedding":
+        if needs_labels and self._train.labels is None and self.task.label_columns:
             raise UserError(
                 f"Expected a label in every training row of {self._source.description}; some have none.",
                 f"Give labelled data, or name the column with --label-column "

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 from torch import nn
+from transformers import PreTrainedModel
 
 from mrem_deploy.batching import Encoded, sorted_batches
+from mrem_deploy.errors import UserError
+from mrem_deploy.files import atomic_file, cache_folder
 from mrem_deploy.models import carve, model_outputs
-from mrem_deploy.progress import track
+from mrem_deploy.progress import say, track
 
 # A predictor takes a padded batch and returns the model's outputs; torch, frozen and ONNX models
 # are all wrapped into one, so that one loop scores them all.
@@ -32,7 +38,7 @@ def torch_predictor(model: nn.Module) -> Predictor:
 
 
 def pooling_of(model_folder: str) -> str:
-    """How an embedding model makes one vector of a sentence: its sentence-transformers settings, else mean."""
+    """How an embedding model pools its tokens: as its sentence-transformers settings say, else the mean."""
     path = Path(model_folder) / "1_Pooling" / "config.json"
     if path.is_file():
         settings = json.loads(path.read_text(encoding="utf-8"))
@@ -73,8 +79,28 @@ def predict(
     return [row for row in rows if row is not None]
 
 
+def remember(key: str, compute: Callable[[], np.ndarray]) -> np.ndarray:
+    """Predictions kept under `key`, which must name all that decides them.
+
+    The full-precision model is scored once per model and data, not once per bit width tried.
+    """
+    path = cache_folder() / "predictions" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.safetensors"
+    try:
+        return load_file(path)["predictions"]
+    except (OSError, SafetensorError, KeyError):
+        values = compute()
+    try:
+        with atomic_file(path) as temporary:
+            save_file({"predictions": np.ascontiguousarray(values)}, temporary)
+    except UserError as error:
+        say(f"full-precision predictions are not kept for the next run: {error.problem}")
+    return values
+
+
 @torch.no_grad()
-def layer_errors(teacher: nn.Module, student: nn.Module, encoded: Encoded, batches: list[np.ndarray]) -> dict[str, float]:
+def layer_errors(
+    teacher: PreTrainedModel, student: PreTrainedModel, encoded: Encoded, batches: list[np.ndarray]
+) -> dict[str, float]:
     """‖f̂ − f‖ / ‖f‖ of the embedding output, every block and the output, end to end, over real tokens."""
     count = teacher.config.num_hidden_layers
     full, quantized = carve(teacher, [0, count])[0], carve(student, [0, count])[0]
@@ -91,7 +117,9 @@ def layer_errors(teacher: nn.Module, student: nn.Module, encoded: Encoded, batch
         measured.append(_joined([(s[mask], t[mask]) if clean.per_token else (s, t) for s, t in outputs]))
         for row, (s, t) in enumerate(measured):
             squares[row] += float((s - t).double().square().sum()), float(t.double().square().sum())
-    return {name: float(np.sqrt(e / r)) if r > 0 else 0.0 for name, (e, r) in zip(names, squares, strict=True)}
+    return {
+        name: float(np.sqrt(e / r)) if r > 0 else 0.0 for name, (e, r) in zip(names, squares, strict=True)
+    }
 
 
 def _joined(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:

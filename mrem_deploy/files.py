@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,12 +17,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import platformdirs
+
 from mrem_deploy.errors import UserError
 
 
 def _explain(error: OSError, path: Path) -> UserError:
     if error.errno == errno.ENOSPC:
-        return UserError(f"no space left on the disk of {path}", "free some space or write elsewhere; nothing was changed")
+        return UserError(
+            f"no space left on the disk of {path}; nothing there was changed",
+            "free some space and run again (with --resume from the last checkpoint), or write elsewhere",
+        )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return UserError(f"no permission to write {path}", "choose a folder you may write to")
     return UserError(f"cannot write {path}: {error.strerror or error}", "check the path and try again")
@@ -34,10 +40,13 @@ def explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise _explain(error, path) from error
+    except UserError:
+        raise
     except Exception as error:
-        # safetensors wraps the system's error in its own type and keeps only the text.
-        if type(error).__name__ == "SafetensorError" and "os error 28" in str(error):
-            raise _explain(OSError(errno.ENOSPC, "no space"), path) from error
+        # safetensors and tokenizers are Rust: of the system's error they keep only the text.
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        if code:
+            raise _explain(OSError(int(code[1]), os.strerror(int(code[1]))), path) from error
         raise
 
 
@@ -80,6 +89,12 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
             if path.exists():
                 shutil.rmtree(old, ignore_errors=True)
+
+
+def cache_folder() -> Path:
+    """$MREM_CACHE, else the platform's cache folder for this user."""
+    named = os.environ.get("MREM_CACHE")
+    return Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("mrem_deploy", False))
 
 
 def write_text(path: Path, text: str) -> None:

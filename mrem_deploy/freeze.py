@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import nn
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from mrem_deploy.loading import HEADS
 from mrem_deploy.numerics import Grid, dequantize, quantize
@@ -66,11 +66,13 @@ class FrozenModel:
 
 
 @torch.no_grad()
-def freeze(model: nn.Module, head: str) -> FrozenModel:
+def freeze(model: PreTrainedModel, head: str) -> FrozenModel:
     """Read the integers out of a fake-quant model. The model is not changed."""
     frozen = FrozenModel(config=model.config, head=head)
     for name, part in model.named_modules():
-        if isinstance(part, QuantLinear | QuantEmbedding) and hasattr(part.weight_quantizer, "codes_and_scale"):
+        if isinstance(part, QuantLinear | QuantEmbedding) and hasattr(
+            part.weight_quantizer, "codes_and_scale"
+        ):
             codes, scale = part.weight_quantizer.codes_and_scale(part.weight)
             frozen.weights[name] = FrozenWeight(
                 codes.to("cpu", torch.int8), scale.cpu().clone(), part.weight_quantizer.grid.bits
@@ -111,7 +113,7 @@ class FrozenLinear(nn.Module):
         return F.linear(self.input_quantizer(x), self.weight, self.bias)
 
 
-def build(frozen: FrozenModel) -> nn.Module:
+def build(frozen: FrozenModel) -> PreTrainedModel:
     """A runnable model of the Hugging Face class, in evaluation mode, on the CPU."""
     model = getattr(transformers, HEADS[frozen.head]).from_config(frozen.config).eval()
     found = prepare(model)
@@ -137,5 +139,7 @@ def build(frozen: FrozenModel) -> nn.Module:
             attention.input_quantizer = shared
             attention.register_forward_pre_hook(quantize_hidden, with_kwargs=True)
         for product in ("scores", "context"):
-            setattr(attention, product, Matmul(*(points.get(f"{name}.{product}.{s}") for s in ("left", "right"))))
+            setattr(
+                attention, product, Matmul(*(points.get(f"{name}.{product}.{s}") for s in ("left", "right")))
+            )
     return model.requires_grad_(False)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from mrem_deploy.models import Anatomy
 from mrem_deploy.numerics import FULL_PRECISION, Grid, activation_grid, asymmetric_grid, dequantize, quantize
@@ -54,7 +55,7 @@ class _Watcher:
 
 
 def observe(
-    model: nn.Module, found: Anatomy, spec: QuantSpec, batches: Iterable[dict[str, torch.Tensor]]
+    model: PreTrainedModel, found: Anatomy, spec: QuantSpec, batches: Iterable[dict[str, torch.Tensor]]
 ) -> dict[str, _Watcher]:
     """Run the prepared full-precision model and record what each activation quantizer would see."""
     points = activation_points(found, spec)
@@ -76,9 +77,13 @@ def observe(
     for name in found.attentions:
         if f"{name}.scores.left" in points:
             # q and p are (B, heads, T, ·), k arrives transposed (B, heads, d, T), v is (B, heads, T, d)
-            watch(model.get_submodule(f"{name}.scores"), [(f"{name}.scores.left", 0, 2), (f"{name}.scores.right", 1, 3)])
             watch(
-                model.get_submodule(f"{name}.context"), [(f"{name}.context.left", 0, 2), (f"{name}.context.right", 1, 2)]
+                model.get_submodule(f"{name}.scores"),
+                [(f"{name}.scores.left", 0, 2), (f"{name}.scores.right", 1, 3)],
+            )
+            watch(
+                model.get_submodule(f"{name}.context"),
+                [(f"{name}.context.left", 0, 2), (f"{name}.context.right", 1, 2)],
             )
     try:
         with torch.no_grad():
@@ -92,7 +97,7 @@ def observe(
 
 
 def initial_steps(
-    model: nn.Module, found: Anatomy, spec: QuantSpec, batches: Iterable[dict[str, torch.Tensor]]
+    model: PreTrainedModel, found: Anatomy, spec: QuantSpec, batches: Iterable[dict[str, torch.Tensor]]
 ) -> dict[str, LearnedStep]:
     """Initialised activation quantizers by name; empty when activations stay full precision."""
     if spec.activation_bits == FULL_PRECISION:

@@ -1,18 +1,19 @@
 """How well a model does its task, in percent.
 
 The main number of a task is `task.metric`, as in the paper: accuracy, Matthews' correlation for CoLA,
-Spearman's for STS-B, cosine for embeddings. What GLUE reports besides stands next to it.
+Spearman's for STS-B. What GLUE reports besides stands next to it. Tasks without labels are measured by
+how well the quantized model agrees with the original: embeddings, classes of tokens, answer spans.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .data import Task
-from .errors import UserError
+from mrem_deploy.data import Task
+from mrem_deploy.errors import UserError
 
 PAIRWISE_ROWS = 2000  # rows whose pairs are compared: two million pairs take a second
 
@@ -39,12 +40,15 @@ def score(
     return {name: 100.0 * METRICS[name](truth, guess, positive) for name in (task.metric, *task.also)}
 
 
-def agreement(reference: np.ndarray, quantized: np.ndarray, seed: int = 0) -> dict[str, float]:
+def agreement(
+    reference: Sequence[np.ndarray] | np.ndarray, quantized: Sequence[np.ndarray] | np.ndarray, seed: int = 0
+) -> dict[str, float]:
     """How alike two sets of embeddings (N, d) are.
 
     cosine: the mean over rows of cos(reference, quantized).
     spearman: whether the quantized model ranks the similarities of all pairs of rows as the original does.
     """
+    reference, quantized = np.asarray(reference), np.asarray(quantized)
     if reference.shape != quantized.shape:
         raise ValueError(
             f"expected two arrays of the same shape, got {reference.shape} and {quantized.shape}"
@@ -62,6 +66,30 @@ def agreement(reference: np.ndarray, quantized: np.ndarray, seed: int = 0) -> di
     pairs = np.triu_indices(len(one), k=1)
     spearman = _spearman((one @ one.T)[pairs], (two @ two.T)[pairs])
     return {"cosine": 100.0 * cosine, "spearman": 100.0 * spearman}
+
+
+def token_agreement(reference: Sequence[np.ndarray], quantized: Sequence[np.ndarray]) -> dict[str, float]:
+    """The share of all tokens that both models give the same class; one (T, C) array of logits per text."""
+    same = np.concatenate([a.argmax(axis=1) == b.argmax(axis=1) for a, b in _twins(reference, quantized)])
+    return {"agreement": 100.0 * float(same.mean())}
+
+
+def span_agreement(reference: Sequence[np.ndarray], quantized: Sequence[np.ndarray]) -> dict[str, float]:
+    """The share of texts whose most likely start and end are both the same; start and end logits (T, 2)."""
+    same = [bool((a.argmax(axis=0) == b.argmax(axis=0)).all()) for a, b in _twins(reference, quantized)]
+    return {"agreement": 100.0 * float(np.mean(same))}
+
+
+def _twins(
+    reference: Sequence[np.ndarray], quantized: Sequence[np.ndarray]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Outputs of both models text by text, after checking that they belong together."""
+    shapes, others = [a.shape for a in reference], [b.shape for b in quantized]
+    if shapes != others or not shapes:
+        raise ValueError(f"expected outputs of the same shapes, got {shapes} and {others}")
+    if not all(np.isfinite(values).all() for values in (*reference, *quantized)):
+        raise ValueError("some outputs are not finite numbers")
+    return list(zip(reference, quantized, strict=True))
 
 
 def _unit_rows(rows: np.ndarray) -> np.ndarray:

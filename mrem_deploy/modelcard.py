@@ -30,8 +30,11 @@ METRIC_NAMES = {
     "spearman": "Spearman correlation",
     "pearson": "Pearson correlation",
     "cosine": "Mean cosine agreement",
+    "agreement": "Agreement with full precision",
 }
+_PERCENTAGES = ("accuracy", "f1", "cosine", "agreement")
 _HUB_METRICS = {"matthews": "matthews_correlation", "spearman": "spearmanr", "pearson": "pearsonr"}
+_LABEL_FREE = ("feature-extraction", "token-classification", "question-answering")  # also names of pipelines
 _GLUE = ("mnli", "qqp", "qnli", "sst2", "cola", "stsb", "mrpc", "rte")
 
 
@@ -183,7 +186,7 @@ def _front_matter(folder: Path, metrics: Mapping[str, Any]) -> dict[str, Any]:
     )
     licence = known.get("license") or config.get("license")
     accuracy = metrics.get("accuracy") or {}
-    kind = "feature-extraction" if task == "feature-extraction" else "text-classification"
+    kind = task if task in _LABEL_FREE else "text-classification"
     scores = _hub_scores(accuracy)
     front: dict[str, Any] = {
         "base_model": str(base) if base else None,
@@ -304,7 +307,7 @@ def signed(value: float) -> str:
 
 def percent(value: Any, metric: str) -> str:
     """Accuracies carry a percent sign; a correlation times 100 is not a percentage of anything."""
-    return score(value) + ("%" if metric in ("accuracy", "f1", "cosine") and is_number(value) else "")
+    return score(value) + ("%" if metric in _PERCENTAGES and is_number(value) else "")
 
 
 def count(value: Any) -> str:

@@ -11,10 +11,12 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from mrem_deploy.errors import UserError
 
@@ -90,7 +92,7 @@ def _join(*parts: str) -> str:
     return ".".join(part for part in parts if part)
 
 
-def anatomy(model: nn.Module) -> Anatomy:
+def anatomy(model: PreTrainedModel) -> Anatomy:
     """Find the pieces of a Hugging Face model; a UserError lists what is supported."""
     model_type = getattr(model.config, "model_type", "unknown")
     if model_type not in ARCHITECTURES:
@@ -109,11 +111,15 @@ def anatomy(model: nn.Module) -> Anatomy:
     )
     attentions = tuple(_join(block, row.attention) for block in blocks)
     shared = {f"{attention}.{linear}": attention for attention in attentions for linear in row.shared_input}
-    positive = frozenset(_join(block, row.after_activation) for block in blocks) if row.after_activation else frozenset()
+    positive = (
+        frozenset(_join(block, row.after_activation) for block in blocks)
+        if row.after_activation
+        else frozenset()
+    )
     return Anatomy(row, base, _join(base, row.word_embedding), blocks, attentions, linears, shared, positive)
 
 
-def _head_names(model: nn.Module, row: Architecture) -> set[str]:
+def _head_names(model: PreTrainedModel, row: Architecture) -> set[str]:
     """The final projection only: a dense layer in front of it is quantized like any other."""
     names = {name for name, part in model.named_modules() if isinstance(part, nn.Linear)}
     return {projection for projection in row.projections if projection in names}
@@ -157,7 +163,7 @@ class PartOutput:
 class Part(nn.Module):
     """Blocks start..stop−1 of a model, with the embeddings if first and the head if last."""
 
-    def __init__(self, model: nn.Module, start: int, stop: int) -> None:
+    def __init__(self, model: PreTrainedModel, start: int, stop: int) -> None:
         super().__init__()
         found = anatomy(model)
         count = len(found.blocks)
@@ -175,7 +181,9 @@ class Part(nn.Module):
                 replace["pooler"] = None
             if found.architecture.final_norm:
                 replace[found.architecture.final_norm] = nn.Identity()
-        constant = base.get_submodule(found.architecture.constant) if found.architecture.constant else nn.Identity()
+        constant = (
+            base.get_submodule(found.architecture.constant) if found.architecture.constant else nn.Identity()
+        )
         self.shared_parameters = frozenset(id(p) for p in constant.parameters())
         view = _view(base, replace)
         if self.last and found.base:
@@ -188,7 +196,7 @@ class Part(nn.Module):
     def forward(self, hidden: torch.Tensor | None, batch: dict[str, torch.Tensor]) -> PartOutput:
         """Run on `batch` (the first module) or on the predecessor's hidden state and batch's mask."""
         if self.first:
-            inputs = {name: value for name, value in batch.items() if name != "labels"}
+            inputs: dict[str, Any] = {name: value for name, value in batch.items() if name != "labels"}
         else:
             inputs = {"inputs_embeds": hidden, "attention_mask": batch["attention_mask"]}
         with _record(self.blocks) as (entered, left):
@@ -228,6 +236,6 @@ def _record(blocks: list[nn.Module]) -> Iterator[tuple[list[torch.Tensor], list[
             handle.remove()
 
 
-def carve(model: nn.Module, cuts: list[int]) -> list[Part]:
+def carve(model: PreTrainedModel, cuts: list[int]) -> list[Part]:
     """Cut the model at block indices `cuts` = [0, …, number of blocks]."""
-    return [Part(model, start, stop) for start, stop in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [Part(model, start, stop) for start, stop in pairwise(cuts)]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from mrem_deploy.errors import UserError
 from mrem_deploy.models import anatomy
 
 
-def block_costs(model: nn.Module) -> list[float]:
+def block_costs(model: PreTrainedModel) -> list[float]:
     """Cost of each block: its parameters (a linear's work per token); the head counts for the last."""
     found = anatomy(model)
     costs = [float(sum(p.numel() for p in model.get_submodule(name).parameters())) for name in found.blocks]
@@ -54,13 +56,13 @@ def balanced_cuts(costs: Sequence[float], modules: int) -> list[int]:
     return best[-1][count][2]
 
 
-def module_cuts(model: nn.Module, modules: int | Sequence[int]) -> list[int]:
+def module_cuts(model: PreTrainedModel, modules: int | Sequence[int]) -> list[int]:
     """`modules` is a count, or explicit cut points such as [4, 8] for a 12-block model."""
     costs = block_costs(model)
     if isinstance(modules, int):
         return balanced_cuts(costs, modules)
     cuts = [0, *modules, len(costs)]
-    if any(later <= earlier for earlier, later in zip(cuts[:-1], cuts[1:], strict=True)):
+    if any(later <= earlier for earlier, later in pairwise(cuts)):
         raise UserError(
             f"cut points must rise strictly between 1 and {len(costs) - 1}; got {list(modules)}",
             "name the first block of every module but the first, for example --modules 3,6,9",

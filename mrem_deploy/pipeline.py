@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import fnmatch
 import hashlib
+import re
+import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +22,13 @@ from mrem_deploy.batching import BatchSchedule, Encoded, encode
 from mrem_deploy.config import Recipe, parse_megabytes, parse_modules
 from mrem_deploy.data import Columns, TaskData, Texts, label_order, open_task, sample
 from mrem_deploy.errors import UserError
-from mrem_deploy.evaluate import layer_errors, pooling_of, predict, torch_predictor
+from mrem_deploy.evaluate import layer_errors, pooling_of, predict, remember, torch_predictor
 from mrem_deploy.files import atomic_folder, explained, write_json, write_text
 from mrem_deploy.freeze import MEBIBYTE, FrozenModel, build, freeze
 from mrem_deploy.initialise import initial_steps
-from mrem_deploy.loading import load_model
+from mrem_deploy.loading import check_max_length, load_model
 from mrem_deploy.memory import keep_large_blocks
+from mrem_deploy.models import anatomy
 from mrem_deploy.partition import module_cuts
 from mrem_deploy.progress import say
 from mrem_deploy.qlayers import insert_quantizers, prepare
@@ -39,6 +44,11 @@ HEAD_OF_KIND = {
     "embedding": "feature-extraction",
     "token-classification": "token-classification",
     "question-answering": "question-answering",
+}
+AGREEMENTS = {  # the measure of tasks that have no labels
+    "embedding": metrics.agreement,
+    "token-classification": metrics.token_agreement,
+    "question-answering": metrics.span_agreement,
 }
 ERROR_BATCHES = 4  # batches over which the error per layer is measured, before and after training
 METRICS_FORMAT = 1
@@ -62,27 +72,36 @@ def quantize(recipe: Recipe, resume: bool = False) -> Path:
     )
     head = HEAD_OF_KIND[task_data.task.kind]
     teacher, tokenizer = load_model(recipe.model, head)
+    _check_model(recipe, teacher)
     texts = sample(task_data.train(), recipe.calib_size, recipe.seed)
     calibration = encode(tokenizer, texts, recipe.max_length)
     _check_labels(task_data, texts, teacher)
     teacher.to(device).requires_grad_(False)
-    store = CheckpointStore(
-        _work_folder(out), _identity(recipe, calibration, teacher), resume
-    )
+    store = CheckpointStore(_work_folder(out), _identity(recipe, calibration, teacher), resume)
     if resume:
-        say("continuing the interrupted run" if store.resumed else "no interrupted run found; starting afresh")
+        say(
+            "continuing the interrupted run" if store.resumed else "no interrupted run found; starting afresh"
+        )
 
     with environment.PeakMemory(device) as memory:
         train_started = time.perf_counter()
         student = make_student(teacher, recipe, calibration)
-        probe = [BatchSchedule(calibration.lengths, recipe.batch_size, recipe.seed).at(i) for i in range(ERROR_BATCHES)]
+        probe = [
+            BatchSchedule(calibration.lengths, recipe.batch_size, recipe.seed).at(i)
+            for i in range(ERROR_BATCHES)
+        ]
         before = layer_errors(teacher, student, calibration, probe)
         log = train(teacher, student, recipe, calibration, store)
-        train_seconds = time.perf_counter() - train_started
+        train_seconds = time.perf_counter() - train_started + store.earlier_seconds
     after = layer_errors(teacher, student, calibration, probe)
 
     frozen = freeze(student, head)
-    frozen.notes = {"recipe_digest": recipe.digest(), "bits": recipe.bits, "method": recipe.method, "task": recipe.task}
+    frozen.notes = {
+        "recipe_digest": recipe.digest(),
+        "bits": recipe.bits,
+        "method": recipe.method,
+        "task": recipe.task,
+    }
     accuracy = evaluate(recipe, task_data, tokenizer, teacher, build(frozen).to(device))
     result = {
         "format": METRICS_FORMAT,
@@ -108,7 +127,7 @@ def quantize(recipe: Recipe, resume: bool = False) -> Path:
     with atomic_folder(out) as folder:
         save(folder, frozen, tokenizer, recipe)
         result["size"] = sizes(frozen, folder)
-        result["cost"]["total_seconds"] = time.perf_counter() - started
+        result["cost"]["total_seconds"] = time.perf_counter() - started + store.earlier_seconds
         write_json(folder / "metrics.json", result)
         curves = {name: [list(point) for point in curve] for name, curve in log.curves.items()}
         write_report(folder, result, curves, {**errors, "unit": "relative RMS error"}, recipe.as_dict())
@@ -121,7 +140,10 @@ def make_student(teacher: nn.Module, recipe: Recipe, calibration: Encoded) -> nn
     device = next(teacher.parameters()).device
     found = prepare(teacher)
     schedule = BatchSchedule(calibration.lengths, recipe.batch_size, recipe.seed)
-    batches = ({k: v.to(device) for k, v in calibration.batch(schedule.at(i)).items()} for i in range(recipe.init_batches))
+    batches = (
+        {k: v.to(device) for k, v in calibration.batch(schedule.at(i)).items()}
+        for i in range(recipe.init_batches)
+    )
     say(f"initialising step sizes on {recipe.init_batches} batches")
     steps = initial_steps(teacher, found, recipe.spec, batches)
     student = copy.deepcopy(teacher)
@@ -130,13 +152,17 @@ def make_student(teacher: nn.Module, recipe: Recipe, calibration: Encoded) -> nn
 
 
 def train(
-    teacher: nn.Module, student: nn.Module, recipe: Recipe, calibration: Encoded, store: CheckpointStore | None = None
+    teacher: nn.Module,
+    student: nn.Module,
+    recipe: Recipe,
+    calibration: Encoded,
+    store: CheckpointStore | None = None,
 ) -> TrainLog:
     """Train the student in place by the recipe's method."""
-    cuts = module_cuts(teacher, parse_modules(recipe.modules))
     settings = TrainSettings(recipe.steps, recipe.lr, recipe.step_lr, recipe.batch_size, recipe.seed)
     cache = CacheSettings(_memory_budget(recipe), Path(recipe.cache_dir) if recipe.cache_dir else None)
     if recipe.method == "mrem-s":
+        cuts = module_cuts(teacher, parse_modules(recipe.modules))
         return train_sequential(
             teacher, student, cuts, calibration, settings, cache, store, recipe.checkpoint_steps
         )
@@ -153,11 +179,20 @@ def evaluate(
     pooling = pooling_of(recipe.model or "") if task.kind == "embedding" else None
     splits: dict[str, Any] = {}
     for split, texts in task_data.evaluation().items():
+        if recipe.eval_size:
+            texts = sample(texts, recipe.eval_size, recipe.seed)
         encoded = encode(tokenizer, texts, recipe.max_length)
         outputs = {}
         for name, model in (("full_precision", teacher), ("quantized", quantized)):
             label = f"evaluate {split} {name.replace('_', ' ')}"
-            outputs[name] = predict(torch_predictor(model), encoded, label, pooling=pooling)
+            run = partial(predict, torch_predictor(model), encoded, label, pooling=pooling)
+            if name == "full_precision" and task.kind in ("classification", "regression", "embedding"):
+                key = (
+                    f"{weights_digest(model)} {encoded.digest()} {pooling} {torch.__version__} {model.device}"
+                )
+                outputs[name] = list(remember(key, lambda run=run: np.stack(run())))
+            else:
+                outputs[name] = run()
         splits[split] = {"examples": len(encoded), **compare(task, texts, teacher, outputs)}
     first = next(iter(splits.values()))
     metric = task.metric
@@ -169,13 +204,13 @@ def evaluate(
     }
 
 
-def compare(task: Any, texts: Texts, teacher: nn.Module, outputs: dict[str, list[np.ndarray]]) -> dict[str, Any]:
+def compare(
+    task: Any, texts: Texts, teacher: nn.Module, outputs: dict[str, list[np.ndarray]]
+) -> dict[str, Any]:
     """Metrics of both models; for classes also how many answers were lost and gained."""
     reference, quantized = outputs["full_precision"], outputs["quantized"]
-    if task.kind in ("embedding", "token-classification", "question-answering"):
-        measure = metrics.agreement if task.kind == "embedding" else metrics.token_agreement
-        pair = (np.stack(reference), np.stack(quantized)) if task.kind == "embedding" else (reference, quantized)
-        agreed = measure(*pair)
+    if task.kind in AGREEMENTS:
+        agreed = AGREEMENTS[task.kind](reference, quantized)
         return {"full_precision": dict.fromkeys(agreed, 100.0), "quantized": agreed}
     order = label_order(texts.label_names, teacher.config, task) if task.kind == "classification" else None
     full, small = np.stack(reference), np.stack(quantized)
@@ -212,22 +247,24 @@ def _check_places(recipe: Recipe) -> Path:
             f"{', '.join(missing)} must be given",
             "give all of --model, --task, --data and --out, or none of the first three for the built-in example",
         )
-    out = Path(recipe.out or "").absolute()
+    out = Path(recipe.out or "").resolve()  # where a link points to is what will be replaced
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file", "give a folder")
+    for name in ("model", "data", "eval_data"):
+        source = getattr(recipe, name)
+        if source and Path(source).expanduser().resolve().is_relative_to(out):
+            raise UserError(
+                f"--out {out} holds the --{name.replace('_', '-')} that is read; it would be replaced",
+                "give another folder for the result",
+            )
     if out.is_dir() and any(out.iterdir()) and not (out / artifact.MANIFEST).exists():
         raise UserError(
-            f"--out {out} holds files that are not a quantized model", "give an empty or new folder; nothing was touched"
+            f"--out {out} holds files that are not a quantized model",
+            "give an empty or new folder; nothing was touched",
         )
     with explained(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        work = _work_folder(out)
-        work.mkdir(exist_ok=True)
-        probe = work / ".writable"
-        probe.write_bytes(b"")
-        probe.unlink()
-        if not any(work.iterdir()):
-            work.rmdir()
+        existing = next(folder for folder in out.parents if folder.exists())
+        tempfile.TemporaryDirectory(prefix=".mrem-", dir=existing).cleanup()
     return out
 
 
@@ -239,17 +276,36 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"--device {name}: torch sees no GPU here", "use --device cpu, or install a CUDA build of torch")
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"--device {name!r} is unknown", "use auto, cpu, cuda or cuda:0") from error
+        raise UserError(
+            f"--device {name}: torch sees no GPU here", "use --device cpu, or install a CUDA build of torch"
+        )
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise UserError(f"--device {name!r} is unknown", "use auto, cpu, cuda or cuda:0")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"--device {name}: this machine has {torch.cuda.device_count()} GPUs", "use cuda:0")
+    return device
 
 
 def _memory_budget(recipe: Recipe) -> float:
     if recipe.max_memory is not None:
         return parse_megabytes(recipe.max_memory)
     return psutil.virtual_memory().available / MEBIBYTE / 2
+
+
+def _check_model(recipe: Recipe, teacher: nn.Module) -> None:
+    """What the recipe asks of the model is found missing now, not after training."""
+    found = anatomy(teacher)
+    check_max_length(teacher, recipe.max_length)
+    if recipe.method == "mrem-s":
+        module_cuts(teacher, parse_modules(recipe.modules))
+    names = [*found.linears, *found.attentions, found.word_embedding]
+    for pattern in recipe.keep_fp:
+        if not fnmatch.filter(names, pattern):
+            raise UserError(
+                f"--keep-fp {pattern!r} matches no layer of this model",
+                f"write * for any characters; the layers are {', '.join(names[:8])}, …",
+            )
 
 
 def _check_labels(task_data: TaskData, texts: Texts, teacher: nn.Module) -> None:
@@ -264,12 +320,17 @@ def _check_labels(task_data: TaskData, texts: Texts, teacher: nn.Module) -> None
 
 
 def _identity(recipe: Recipe, calibration: Encoded, teacher: nn.Module) -> dict[str, Any]:
-    hasher = hashlib.sha256()
-    for name, value in teacher.state_dict().items():
-        hasher.update(name.encode())
-        hasher.update(value.detach().cpu().contiguous().numpy().tobytes())
     return {
         **recipe.identity(),
         "calibration data": calibration.digest(),
-        "model weights": hasher.hexdigest()[:16],
+        "model weights": weights_digest(teacher),
     }
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Names the weights of a model."""
+    hasher = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        hasher.update(name.encode())
+        hasher.update(value.detach().cpu().contiguous().numpy().data)
+    return hasher.hexdigest()[:16]

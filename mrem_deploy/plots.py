@@ -77,7 +77,7 @@ def draw_plots(
     curves: Mapping[str, Curve], layer_errors: Mapping[str, Any], size: Mapping[str, Any], trained: bool
 ) -> list[Plot]:
     """Every figure there are numbers for, in reading order."""
-    with _style():
+    with plot_style():
         drawn = [_loss(curves), _layer_errors(layer_errors, trained), _size(size)]
         return [_render(*parts) for parts in drawn if parts is not None]
 
@@ -107,7 +107,7 @@ def _loss(curves: Mapping[str, Curve]) -> _Parts | None:
 
 
 def _loss_of_few(curves: Mapping[str, np.ndarray]) -> _Parts:
-    figure, axes = _figure(3.7)
+    figure, axes = new_figure(3.7)
     lines = []
     for index, points in enumerate(curves.values()):
         colour, dash = _PALETTE[index % len(_PALETTE)], _DASHES[index // len(_PALETTE) % 2]
@@ -129,7 +129,7 @@ def _loss_of_few(curves: Mapping[str, np.ndarray]) -> _Parts:
 def _loss_of_many(curves: Mapping[str, np.ndarray]) -> _Parts:
     from matplotlib import colormaps
 
-    figure, (left, right) = _figure(3.6, columns=2)
+    figure, (left, right) = new_figure(3.6, columns=2)
     colours = colormaps["viridis"](np.linspace(0.15, 0.95, len(curves)))  # its darkest end is lost on black
     starts, finals = np.array([ends(points) for points in curves.values()]).T
     for points, start, colour in zip(curves.values(), starts, colours, strict=True):
@@ -169,7 +169,7 @@ def _layer_errors(errors: Mapping[str, Any], trained: bool) -> _Parts | None:
     series = [entry for entry in series if _any(entry[1])]
     if not series:
         return None
-    figure, axes = _figure(3.7)
+    figure, axes = new_figure(3.7)
     positive = np.concatenate([values[values > 0] for _, values, _, _ in series])
     floor = (positive.min() if len(positive) else 1.0) / 2
     at, handles = np.arange(len(names)), []
@@ -207,7 +207,7 @@ def _size(size: Mapping[str, Any]) -> _Parts | None:
     rows = [row for row in rows if row[1] > 0 and math.isfinite(row[1])]
     if not rows:
         return None
-    figure, axes = _figure(0.75 + 0.42 * len(rows))
+    figure, axes = new_figure(0.75 + 0.42 * len(rows))
     values = [value for _, value, _ in rows]
     bars = axes.barh(range(len(rows)), values, color=[colour for _, _, colour in rows], height=0.62)
     axes.bar_label(bars, [f"{value:,.1f} MB" for value in values], padding=5)
@@ -225,7 +225,7 @@ def _size(size: Mapping[str, Any]) -> _Parts | None:
     return "size", "Size", caption, figure
 
 
-def _figure(height: float, columns: int = 1) -> tuple[Figure, Any]:
+def new_figure(height: float, columns: int = 1) -> tuple[Figure, Any]:
     from matplotlib.figure import Figure as MatplotlibFigure  # no pyplot: no global state, no display
 
     figure = MatplotlibFigure(figsize=(_WIDTH, height))
@@ -233,7 +233,7 @@ def _figure(height: float, columns: int = 1) -> tuple[Figure, Any]:
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def plot_style() -> Iterator[None]:
     import matplotlib
 
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():

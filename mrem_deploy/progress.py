@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -29,7 +29,7 @@ def bar(total: int | None, label: str, unit: str = "step", initial: int = 0) -> 
 
 def track(items: Iterable[T], label: str, total: int | None = None, unit: str = "batch") -> Iterator[T]:
     """Iterate with a bar."""
-    if total is None and hasattr(items, "__len__"):
+    if total is None and isinstance(items, Sized):
         total = len(items)
     with bar(total, label, unit) as shown:
         for item in items:

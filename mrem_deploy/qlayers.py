@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
@@ -49,10 +49,10 @@ class QuantSpec:
 class QuantLinear(nn.Module):
     """Y = Q_a(X)·Q_w(W)ᵀ + b; the bias stays full precision."""
 
-    def __init__(self, linear: nn.Linear, weight_quantizer: nn.Module, input_quantizer: nn.Module) -> None:
+    def __init__(self, linear: nn.Linear, weight_quantizer: Any, input_quantizer: nn.Module) -> None:
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
-        self.weight_quantizer = weight_quantizer
+        self.weight_quantizer: Any = weight_quantizer  # a WeightQuantizer, or the identity
         self.input_quantizer = input_quantizer
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -67,11 +67,11 @@ class QuantEmbedding(nn.Module):
     that of quantizing the whole table, at the cost of the batch's rows only. For the same reason
     the gradient is sparse: the optimizer touches only rows that occurred."""
 
-    def __init__(self, embedding: nn.Embedding, weight_quantizer: nn.Module) -> None:
+    def __init__(self, embedding: nn.Embedding, weight_quantizer: Any) -> None:
         super().__init__()
         self.weight = embedding.weight
         self.padding_idx = embedding.padding_idx
-        self.weight_quantizer = weight_quantizer
+        self.weight_quantizer: Any = weight_quantizer  # a WeightQuantizer with per-row state
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         rows = F.embedding(ids, self.weight, self.padding_idx, sparse=True)  # (B, T, H)
@@ -91,7 +91,7 @@ class Matmul(nn.Module):
 
 
 def mrem_attention(
-    module: nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -115,7 +115,7 @@ def mrem_attention(
 class _RegisteredMPNetAttention(MPNetSelfAttention):
     """MPNet's own attention code does not ask transformers' registry; this one does."""
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
@@ -133,14 +133,14 @@ AttentionInterface.register(ATTENTION, mrem_attention)
 AttentionMaskInterface.register(ATTENTION, eager_mask)
 
 
-def quantize_hidden(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def quantize_hidden(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Pre-hook of an attention module: its q, k and v projections read one quantized tensor."""
     if args:
         return (module.input_quantizer(args[0]), *args[1:]), kwargs
     return args, {**kwargs, "hidden_states": module.input_quantizer(kwargs["hidden_states"])}
 
 
-def prepare(model: nn.Module) -> Anatomy:
+def prepare(model: PreTrainedModel) -> Anatomy:
     """Give the model our attention function with plain products; its outputs stay the same."""
     found = anatomy(model)
     model.config._attn_implementation = ATTENTION
@@ -167,13 +167,14 @@ def activation_points(found: Anatomy, spec: QuantSpec) -> dict[str, bool]:
     return {name: asymmetric and not spec.symmetric for name, asymmetric in points.items()}
 
 
-def insert_quantizers(model: nn.Module, spec: QuantSpec, steps: dict[str, LearnedStep]) -> None:
+def insert_quantizers(model: PreTrainedModel, spec: QuantSpec, steps: dict[str, LearnedStep]) -> None:
     """Turn a prepared model into the fake-quant model, in place.
 
     `steps` holds the initialised activation quantizers by the names of `activation_points`.
     Rules: (1) every linear but the head, and the word embedding, unless `keep_fp` matches its
     name; (2) q, k, v share the input quantizer of their attention module; (3) 32 bits mean
-    identity; (4) the word embedding is always quantized per row.
+    identity; (4) the word embedding is always quantized per row. Where `keep_fp` spares one of q, k
+    and v, it still reads the tensor quantized for the others.
     """
     found = anatomy(model)
     for name in found.linears:
@@ -197,8 +198,9 @@ def insert_quantizers(model: nn.Module, spec: QuantSpec, steps: dict[str, Learne
         for product in ("scores", "context"):
             sides = (steps.get(f"{name}.{product}.{side}") for side in ("left", "right"))
             setattr(attention, product, Matmul(*sides))
+    embedding = model.get_submodule(found.word_embedding)
+    embedding.sparse = True  # also at full precision only rows that occur are updated
     if spec.embedding_bits != FULL_PRECISION and not spec.keeps(found.word_embedding):
-        embedding = model.get_submodule(found.word_embedding)
         quantizer = make_weight_quantizer(embedding.weight, spec.embedding_bits, per_row=True)
         replace_module(model, found.word_embedding, QuantEmbedding(embedding, quantizer))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,12 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config", metavar="YAML", help="recipe file; options on the command line override it")
-    parser.add_argument("--resume", action="store_true", help="continue an interrupted run of the same recipe")
+    parser.add_argument(
+        "--config", metavar="YAML", help="recipe file; options on the command line override it"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="continue an interrupted run of the same recipe"
+    )
     add_options(parser)
     return parser
 
@@ -50,18 +55,20 @@ def main(argv: list[str] | None = None) -> int:
         from mrem_deploy.starter import starter_options
 
         values = {**starter_options(), **values}
-    recipe = make_recipe({**values, **_absolute(values)})
-    folder = quantize(recipe, resume)
+    recipe = make_recipe(values)
+    folder = quantize(replace(recipe, **_absolute(recipe.as_dict())), resume)
     print(summary(folder))
     return 0
 
 
 def _absolute(values: dict[str, Any]) -> dict[str, str]:
     """Local paths as absolute ones, so that the recipe works from any folder."""
+    given = ("model", "data", "eval_data", "out", "cache_dir")
+    paths = {name: Path(values[name]).expanduser() for name in given if values[name]}
     return {
-        name: str(Path(values[name]).absolute())
-        for name in ("model", "data", "eval_data", "out", "cache_dir")
-        if values.get(name) and (name in ("out", "cache_dir") or Path(values[name]).exists())
+        name: str(path.absolute())
+        for name, path in paths.items()
+        if name in ("out", "cache_dir") or path.exists()  # what does not exist may be a hub id
     }
 
 

@@ -182,7 +182,9 @@ class LossAware(nn.Module):
             norm = codes * codes if self.diagonal is None else codes * codes * self.diagonal
             numerator, denominator = _reduce(weighted * codes, self.per_row), _reduce(norm, self.per_row)
             usable = (denominator > 0) & (numerator > 0)
-            alpha = torch.where(usable, numerator / denominator.clamp(min=torch.finfo(weight.dtype).tiny), alpha)
+            alpha = torch.where(
+                usable, numerator / denominator.clamp(min=torch.finfo(weight.dtype).tiny), alpha
+            )
         return quantize(weight, alpha, self.grid), alpha
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:

@@ -19,8 +19,8 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from .errors import UserError
-from .progress import say
+from mrem_deploy.errors import UserError
+from mrem_deploy.progress import say
 
 GLUE_ON_HUB = "nyu-mll/glue"
 SUFFIXES = (".tsv", ".jsonl", ".json", ".csv", ".parquet", ".txt")

@@ -27,10 +27,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-import platformdirs
-
 from mrem_deploy.errors import UserError
-from mrem_deploy.files import atomic_folder, explained, write_text
+from mrem_deploy.files import atomic_folder, cache_folder, explained, write_text
 from mrem_deploy.finetune import FinetuneSettings, finetune
 from mrem_deploy.progress import say
 
@@ -100,12 +98,6 @@ def starter_options() -> dict[str, Any]:
         "data": str(data),
         "out": "mrem-demo",
     }
-
-
-def cache_folder() -> Path:
-    """$MREM_CACHE, else the platform's cache folder for this user."""
-    named = os.environ.get("MREM_CACHE")
-    return Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("mrem_deploy", False))
 
 
 def ensure_encoder() -> Path:

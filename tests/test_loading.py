@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_bert import WORDS, save_tiny_bert
+from transformers import RobertaConfig, RobertaModel
 
 from mrem_deploy.errors import UserError
-from mrem_deploy.loading import HEADS, load_model
+from mrem_deploy.loading import HEADS, check_max_length, load_model
 
 SEQUENCE = "sequence-classification"
 
@@ -185,6 +186,25 @@ def test_code_in_a_checkpoint_is_never_run(classifier: Path) -> None:
 def test_a_tokenizer_of_another_model(classifier: Path, tmp_path: Path) -> None:
     small = save_tiny_bert(tmp_path / "small", vocab_size=10)
     assert "has 21 tokens but the model embeds only 10" in refusal(small, SEQUENCE)
+
+
+def test_more_tokens_than_positions_are_refused(classifier: Path) -> None:
+    model, _ = load_model(classifier, SEQUENCE)
+    check_max_length(model, 32)
+    with pytest.raises(UserError, match="at most 32 tokens"):
+        check_max_length(model, 33)
+    roberta = RobertaModel(
+        RobertaConfig(
+            vocab_size=9,
+            hidden_size=4,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            max_position_embeddings=514,
+        )
+    )
+    check_max_length(roberta, 512)
+    with pytest.raises(UserError, match="at most 512 tokens"):
+        check_max_length(roberta, 513)
 
 
 def test_an_unknown_head(classifier: Path) -> None:

@@ -73,7 +73,9 @@ def _usable(folder: Path | None, megabytes: float) -> Path | None:
         where.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(where).free / 2**20
     except OSError as error:
-        raise UserError(f"the cache folder {where} cannot be used: {error}", "give another one with --cache-dir") from error
+        raise UserError(
+            f"the cache folder {where} cannot be used: {error}", "give another one with --cache-dir"
+        ) from error
     if free < megabytes:
         raise UserError(
             f"the activation cache needs {megabytes:.0f} MB and {where} has {free:.0f} MB free",

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from mrem_deploy.errors import UserError
@@ -24,36 +27,60 @@ class CheckpointStore:
 
     def __init__(self, folder: Path, identity: dict[str, Any], resume: bool) -> None:
         self.folder = folder
-        marker = folder / "run.json"
-        if resume and marker.exists():
-            _refuse_if_different(json.loads(marker.read_text(encoding="utf-8")), identity)
-            self.resumed = True
-            return
-        self.resumed = False
-        with explained(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True, exist_ok=True)
-        write_json(marker, identity)
+        self._identity = identity
+        self._opened = time.perf_counter()
+        self.earlier_seconds = 0.0  # spent by the runs that this one continues, up to their checkpoints
+        self._marker = folder / "run.json"
+        self.resumed = resume and self._marker.exists()
+        if self.resumed:
+            with _whole(self._marker):
+                stored = json.loads(self._marker.read_text(encoding="utf-8"))
+            _refuse_if_different(stored, identity)
+        elif folder.exists():
+            with explained(folder):
+                shutil.rmtree(folder)
 
     def save(self, name: str, tensors: dict[str, torch.Tensor], notes: dict[str, Any]) -> None:
+        """Write one checkpoint. The folder is made by the first: a run that fails earlier leaves nothing."""
         contiguous = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-        with atomic_file(self.folder / f"{name}.safetensors") as path:
-            save_file(contiguous, path, metadata={"notes": json.dumps(notes)})
+        try:
+            with atomic_file(self.folder / f"{name}.safetensors") as path:
+                save_file(
+                    contiguous, path, metadata={"notes": json.dumps({**notes, "seconds": self._seconds()})}
+                )
+            if not self._marker.exists():
+                write_json(self._marker, self._identity)
+        except UserError:
+            if not self._marker.exists():
+                self.remove()
+            raise
 
     def load(self, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
         path = self.folder / f"{name}.safetensors"
         if not path.exists():
             return None
-        with safe_open(path, framework="pt") as file:
+        with _whole(path), safe_open(path, framework="pt") as file:
             notes = json.loads(file.metadata()["notes"])
+            self.earlier_seconds = max(self.earlier_seconds, notes["seconds"])
             return {key: file.get_tensor(key) for key in file.keys()}, notes  # noqa: SIM118 (not a dict)
 
-    def drop(self, name: str) -> None:
-        (self.folder / f"{name}.safetensors").unlink(missing_ok=True)
+    def _seconds(self) -> float:
+        return self.earlier_seconds + time.perf_counter() - self._opened
 
     def remove(self) -> None:
         """After the result is written, nothing is left to resume."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Writes are atomic, so a broken file means a broken disk or a hand that edited it."""
+    try:
+        yield
+    except (SafetensorError, ValueError, KeyError, OSError) as error:
+        raise UserError(
+            f"the checkpoint {path} cannot be read: {error}", "start afresh without --resume"
+        ) from error
 
 
 def _refuse_if_different(stored: dict[str, Any], wanted: dict[str, Any]) -> None:

@@ -51,7 +51,11 @@ class LocalOptimizer:
         self.settings = settings
         parts = [part for module in modules for part in module.modules()]
         steps = {id(p.log_scale): p.log_scale for p in parts if isinstance(p, LearnedStep)}
-        sparse = {id(p.weight): p.weight for p in parts if isinstance(p, QuantEmbedding) or getattr(p, "sparse", False)}
+        sparse = {
+            id(p.weight): p.weight
+            for p in parts
+            if isinstance(p, QuantEmbedding) or getattr(p, "sparse", False)
+        }
         sparse_steps = {
             id(p.weight_quantizer.log_scale): p.weight_quantizer.log_scale
             for p in parts
@@ -92,10 +96,12 @@ class LocalOptimizer:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["base_lr"] * decay
-            optimizer.zero_grad(set_to_none=True)
         loss.backward()
         for optimizer in self.optimizers:
             optimizer.step()
+            # At once, not before the next pass: otherwise gradients lie beside that pass's activations,
+            # and those of finished modules stay to the end of the run.
+            optimizer.zero_grad(set_to_none=True)
         self._refresh_curvature()
 
     def _refresh_curvature(self) -> None:
@@ -103,6 +109,7 @@ class LocalOptimizer:
         for weight, quantizer in self._loss_aware:
             state = self.optimizers[0].state[weight]
             corrected = state["exp_avg_sq"] / (1.0 - ADAM_BETAS[1] ** float(state["step"]))
+            assert quantizer.diagonal is not None  # curvature "adam" has one
             quantizer.diagonal.copy_(corrected.sqrt_().add_(ADAM_EPS))
 
     def state(self) -> list[dict[str, Any]]:

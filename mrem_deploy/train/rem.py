@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from mrem_deploy.batching import BatchSchedule, Encoded
 from mrem_deploy.models import Part, carve
@@ -35,7 +36,7 @@ class Unit:
     """
 
     name: str
-    reader: nn.Module
+    reader: Any
     members: list[nn.Module]
     teachers: list[nn.Module]  # the same modules of the full-precision model
 
@@ -56,7 +57,9 @@ class _Reached(Exception):
     """Raised by a hook to stop a forward pass at the product being trained."""
 
 
-def find_units(teacher: Part, student: Part, batch: dict[str, torch.Tensor], noisy: torch.Tensor | None) -> list[Unit]:
+def find_units(
+    teacher: Part, student: Part, batch: dict[str, torch.Tensor], noisy: torch.Tensor | None
+) -> list[Unit]:
     """The part's products in the order of execution, found by running it once."""
     order: list[str] = []
     names = {module: name for name, module in student.view.named_modules()}
@@ -90,7 +93,9 @@ def _stop_at(watched: list[nn.Module], seen: list[Any], inputs: bool) -> Iterato
     if inputs:
 
         def on_enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            seen.append(tuple(args) if isinstance(module, Matmul) else (args[0] if args else kwargs["hidden_states"],))
+            seen.append(
+                tuple(args) if isinstance(module, Matmul) else (args[0] if args else kwargs["hidden_states"],)
+            )
             raise _Reached
 
         handles.append(watched[0].register_forward_pre_hook(on_enter, with_kwargs=True, prepend=True))
@@ -128,8 +133,8 @@ def _valid_mse(student: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor)
 
 
 def train_rem(
-    teacher: nn.Module,
-    student: nn.Module,
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
     calibration: Encoded,
     settings: TrainSettings,
     cache: CacheSettings,
@@ -200,5 +205,7 @@ def _restore(store: CheckpointStore | None, index: int, part: Part, log: TrainLo
         return False
     weights, notes = found
     part.view.load_state_dict(weights)
-    log.curves.update({name: [(step, loss) for step, loss in curve] for name, curve in notes["curves"].items()})
+    log.curves.update(
+        {name: [(step, loss) for step, loss in curve] for name, curve in notes["curves"].items()}
+    )
     return True

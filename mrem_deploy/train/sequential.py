@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from transformers import PreTrainedModel
 
 from mrem_deploy.batching import BatchSchedule, Encoded, sorted_batches
 from mrem_deploy.models import Part, carve
@@ -73,8 +74,8 @@ class Streams:
 
 
 def train_sequential(
-    teacher: nn.Module,
-    student: nn.Module,
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
     cuts: list[int],
     calibration: Encoded,
     settings: TrainSettings,
@@ -143,7 +144,7 @@ class ModuleCheckpoint:
         if self.store is None:
             return
         tensors = {f"model/{key}": value for key, value in self.trainer.student.view.state_dict().items()}
-        numbers = {}
+        numbers: dict[str, Any] = {}
         if step < self.trainer.settings.steps:
             states, numbers = flatten_optimizers(self.trainer.optimizer.state())
             tensors.update(states)
@@ -155,11 +156,11 @@ class ModuleCheckpoint:
         if found is None:
             return 0, []
         tensors, notes = found
-        weights = {key.removeprefix("model/"): value for key, value in tensors.items() if key.startswith("model/")}
+        weights = {
+            key.removeprefix("model/"): value for key, value in tensors.items() if key.startswith("model/")
+        }
         self.trainer.student.view.load_state_dict(weights)
         optimizer = self.trainer.optimizer
         if notes["step"] < self.trainer.settings.steps:
             optimizer.load_state(restore_optimizers(optimizer.state(), tensors, notes["numbers"]))
         return notes["step"], [(step, loss) for step, loss in notes["curve"]]
-
-

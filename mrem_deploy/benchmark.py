@@ -1,0 +1,73 @@
+"""`python -m mrem_deploy.benchmark WHAT`: time and memory, measured on this machine.
+
+A new verb is a file in `mrem_deploy/benchmarks/` with `EXAMPLES`, `add_options(parser)` and
+`run(options) -> Result`, and a line in `VERBS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from mrem_deploy import cli
+from mrem_deploy.errors import UserError
+
+VERBS = {
+    "memory": "peak memory of MREM-S training by number of modules, and of its activation cache",
+    "step": "a training step of a quantized module against the same step unquantized",
+}
+EXAMPLES = """\
+examples:
+  python -m mrem_deploy.benchmark memory --quick
+  python -m mrem_deploy.benchmark memory --modules 1,2,4 --fill --out results
+  python -m mrem_deploy.benchmark step --bits 4-4-8,2-2-8 --out results
+"""
+
+
+def usage() -> str:
+    lines = [f"  {verb:<10}{what}" for verb, what in VERBS.items()]
+    return (
+        "usage: mrem benchmark WHAT [options]\n\n"
+        + "\n".join(lines)
+        + f"\n\n{EXAMPLES}\n`mrem benchmark WHAT --help` tells more"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    verb = arguments[0]
+    if verb not in VERBS:
+        raise UserError(f"there is no benchmark {verb!r}", f"choose among {', '.join(VERBS)}")
+    benchmark = importlib.import_module(f"mrem_deploy.benchmarks.{verb}")
+    parser = argparse.ArgumentParser(
+        prog=f"mrem benchmark {verb}",
+        description=benchmark.__doc__,
+        epilog=benchmark.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    benchmark.add_options(parser)
+    options = parser.parse_args(arguments[1:])
+
+    import torch
+
+    from mrem_deploy import environment
+    from mrem_deploy.benchmarks import output
+
+    folder = output.check_folder(options.out)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    load = output.load_average()
+    result = benchmark.run(options)
+    print(f"{result.table}\n\n{result.summary}")
+    if folder is not None:
+        for path in output.write(result, folder, environment.describe(), load):
+            print(f"written: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(cli.run(main))

@@ -1,0 +1,122 @@
+"""Options that every benchmark has, and numbers that are checked as they are read.
+
+`--quick` changes defaults only: an option that was given keeps its value.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mrem_deploy.benchmarks.geometry import POSITIONS, SPELLING, parse_geometry
+from mrem_deploy.config import parse_bits
+from mrem_deploy.errors import UserError
+
+
+@dataclass(frozen=True)
+class Default:
+    """What an option is when it is not given: in a full measurement and with --quick."""
+
+    full: Any
+    quick: Any
+
+
+def whole(flag: str, least: int, most: int | None = None) -> Callable[[str], int]:
+    """An argparse type: a whole number in a range."""
+    expected = f"a whole number of at least {least}" if most is None else f"a whole number, {least} to {most}"
+
+    def read(text: str) -> int:
+        number = int(text) if text.isascii() and text.isdigit() else -1
+        if number < least or (most is not None and number > most):
+            raise UserError(f"{flag} must be {expected}; got {text!r}", f"for example {flag} {least}")
+        return number
+
+    return read
+
+
+def several(read: Callable[[str], Any], flag: str, example: str) -> Callable[[str], tuple[Any, ...]]:
+    """An argparse type: values with commas between them, each read by `read`, without repetition."""
+
+    def read_all(text: str) -> tuple[Any, ...]:
+        parts = [part.strip() for part in text.split(",")]
+        if not all(parts) or len(set(parts)) != len(parts):
+            raise UserError(
+                f"{flag} must be different values with commas between them; got {text!r}",
+                f"for example {flag} {example}",
+            )
+        return tuple(read(part) for part in parts)
+
+    return read_all
+
+
+def bits(text: str) -> str:
+    """An argparse type: W-E-A, checked."""
+    parse_bits(text)
+    return text
+
+
+def add_shared(parser: argparse.ArgumentParser, defaults: Mapping[str, Default]) -> None:
+    """Shape of the model and of the batch, threads, seed, where the result goes."""
+
+    def add(flag: str, read: Callable[[str], Any], help: str) -> None:
+        add_option(parser, flag, read, help, defaults)
+
+    add("--geometry", parse_geometry, f"shape of the model: {SPELLING}")
+    add("--batch-size", whole("--batch-size", 1), "sentences per step")
+    add("--length", whole("--length", 3, POSITIONS), "tokens per sentence")
+    parser.add_argument(
+        "--threads",
+        type=whole("--threads", 0),
+        default=0,
+        help="CPU threads; 0 (default) leaves torch's choice",
+    )
+    parser.add_argument(
+        "--seed", type=whole("--seed", 0, 2**32 - 1), default=0, help="of weights and tokens (default 0)"
+    )
+    parser.add_argument("--out", metavar="DIR", help="folder for the numbers (.json) and the plot (.png)")
+    parser.add_argument(
+        "--quick", action="store_true", help="a first look: smaller defaults; options you give stay as given"
+    )
+
+
+def add_option(
+    parser: argparse.ArgumentParser,
+    flag: str,
+    read: Callable[[str], Any],
+    help: str,
+    defaults: Mapping[str, Default],
+) -> None:
+    """An option whose default depends on --quick."""
+    default = defaults[_name(flag)]
+    shown = f"{_show(default.full)}; --quick: {_show(default.quick)}"
+    if default.full == default.quick:
+        shown = _show(default.full)
+    parser.add_argument(flag, type=read, metavar=_name(flag).upper(), help=f"{help} (default {shown})")
+
+
+def fill_in(options: argparse.Namespace, defaults: Mapping[str, Default]) -> argparse.Namespace:
+    """Set what was not given."""
+    for name, default in defaults.items():
+        if getattr(options, name) is None:
+            setattr(options, name, default.quick if options.quick else default.full)
+    return options
+
+
+def as_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The options as they go into the json file."""
+    plain = {name: value for name, value in vars(options).items() if name != "out"}
+    return {name: value if isinstance(value, int | tuple) else _text(value) for name, value in plain.items()}
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _show(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _name(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")

@@ -1,0 +1,92 @@
+"""What a benchmark leaves behind: a table on the screen, the numbers as json, a plot."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mrem_deploy.errors import UserError
+from mrem_deploy.files import atomic_file, explained, write_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """One finished measurement; `name` is the stem of its files, `draw` makes its plot."""
+
+    name: str
+    settings: dict[str, Any]
+    rows: list[dict[str, Any]]
+    table: str
+    summary: str
+    draw: Callable[[], Figure]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table that is also aligned for the eye: names to the left, numbers to the right."""
+    widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *rest = (
+            cell.ljust(width) if index == 0 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        return "| " + " | ".join([first, *rest]) + " |"
+
+    rule = (
+        "|" + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
+    )
+    return "\n".join([line(head), rule, *map(line, rows)])
+
+
+def check_folder(out: str | None) -> Path | None:
+    """Refuse before measuring what could not be written after it."""
+    if out is None:
+        return None
+    folder = Path(out).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {folder} is a file", "give a folder")
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".writable-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    return folder
+
+
+def load_average() -> list[float] | None:
+    """How busy the machine already is (1, 5, 15 minutes): what else runs is part of a timing."""
+    try:
+        return [round(load, 2) for load in os.getloadavg()]
+    except (AttributeError, OSError):  # Windows
+        return None
+
+
+def write(result: Result, folder: Path, environment: dict[str, Any], load: list[float] | None) -> list[Path]:
+    """NAME.json and NAME.png; returns their paths."""
+    from mrem_deploy.plots import plot_style
+
+    numbers, picture = folder / f"{result.name}.json", folder / f"{result.name}.png"
+    write_json(
+        numbers,
+        {
+            "format": FORMAT,
+            "benchmark": result.name,
+            "date": environment["date"],
+            "summary": result.summary,
+            "settings": result.settings,
+            "rows": result.rows,
+            "load_average_before": load,
+            "environment": environment,
+        },
+    )
+    with plot_style(), atomic_file(picture) as temporary:
+        result.draw().savefig(temporary, format="png", dpi=160, facecolor="white")
+    return [numbers, picture]

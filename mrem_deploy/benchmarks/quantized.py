@@ -1,0 +1,102 @@
+"""Proof, before timing, that a quantized module quantizes: a fast step that does nothing is no result.
+
+Rules checked on one forward pass: (1) every linear of the module has a weight quantizer, and every
+operand of a product an activation quantizer, as the bits ask; (2) each of them ran; (3) what came out
+is an integer of its grid times its step, and takes no more values than the grid has; (4) the
+module's output differs from the full-precision one, and is finite.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from mrem_deploy.models import Part, anatomy
+from mrem_deploy.numerics import FULL_PRECISION, dequantize
+from mrem_deploy.qlayers import QuantEmbedding, QuantLinear, QuantSpec, activation_points
+
+ROWS = 8  # rows of each tensor in which distinct values are counted
+LEAST_DIFFERENCE = 1e-4  # relative RMS; 8 bits give about a hundred times that
+
+
+def names_outside(model: nn.Module, part: Part) -> tuple[str, ...]:
+    """Everything that could be quantized but does not belong to the part."""
+    found = anatomy(model)
+    inside = tuple(f"{block}." for block in found.blocks[part.start : part.stop])
+    in_any = tuple(f"{block}." for block in found.blocks)
+    outside = [name for name in (*found.linears, *found.attentions) if not name.startswith(inside)]
+    if part.last:  # the pooler lies behind the blocks and is the last module's
+        outside = [name for name in outside if name.startswith(in_any)]
+    return (*outside, *(() if part.first else (found.word_embedding,)))
+
+
+def expected_quantizers(model: nn.Module, spec: QuantSpec) -> dict[str, int]:
+    """How many quantizers the spec asks for, counted on the full-precision model."""
+    found = anatomy(model)
+    linears = [name for name in found.linears if not spec.keeps(name)]
+    return {
+        "weights": len(linears) if spec.weight_bits != FULL_PRECISION else 0,
+        "activations": len(activation_points(found, spec)) if spec.activation_bits != FULL_PRECISION else 0,
+        "embeddings": int(spec.embedding_bits != FULL_PRECISION and not spec.keeps(found.word_embedding)),
+    }
+
+
+def check_quantized(
+    full: Part,
+    quantized: Part,
+    expected: dict[str, int],
+    batch: dict[str, torch.Tensor],
+    hidden: torch.Tensor | None,
+) -> dict[str, float]:
+    """Raise AssertionError where a rule is broken; returns what was counted and measured."""
+    weights = {m.weight_quantizer for m in quantized.modules() if isinstance(m, QuantLinear)}
+    weights = {m for m in weights if not isinstance(m, nn.Identity)}
+    tables = [m for m in quantized.modules() if isinstance(m, QuantEmbedding)]
+    row_quantizers = {m.weight_quantizer for m in tables}
+    every = {m for m in quantized.modules() if hasattr(m, "grid")}
+    activations = every - weights - row_quantizers
+    counted = {"weights": len(weights), "activations": len(activations), "embeddings": len(tables)}
+    if counted != expected:
+        raise AssertionError(f"expected quantizers {expected}, found {counted}")
+
+    seen: set[nn.Module] = set()
+
+    def watch(quantizer: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        codes, scale = quantizer.codes_and_scale(args[0])
+        grid = quantizer.grid
+        on_grid = torch.equal(codes, codes.round()) and grid.low <= codes.min() and codes.max() <= grid.high
+        if not on_grid or not torch.equal(output, dequantize(codes, scale, grid)):
+            raise AssertionError(f"{quantizer} gives values off its grid")
+        _check_levels(output, quantizer)
+        seen.add(quantizer)
+
+    def watch_table(table: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        _check_levels(output, table.weight_quantizer)
+        seen.add(table.weight_quantizer)
+
+    handles = [quantizer.register_forward_hook(watch) for quantizer in weights | activations]
+    handles += [table.register_forward_hook(watch_table) for table in tables]
+    try:
+        with torch.no_grad():
+            output = quantized(hidden, batch).hidden[-1]
+            reference = full(hidden, batch).hidden[-1]
+    finally:
+        for handle in handles:
+            handle.remove()
+    if seen != every:
+        raise AssertionError(f"{len(every - seen)} quantizers of the module did not run")
+    difference = float((output - reference).square().mean().sqrt() / reference.square().mean().sqrt())
+    if not LEAST_DIFFERENCE < difference < float("inf"):
+        raise AssertionError(f"quantization changes the output by {difference:g} of its size")
+    return {**counted, "relative_difference": difference}
+
+
+def _check_levels(output: torch.Tensor, quantizer: Any) -> None:
+    """Each row takes at most as many values as the grid has codes."""
+    grid = quantizer.grid
+    for row in output.detach().reshape(-1, output.shape[-1])[:ROWS]:
+        levels = row.unique().numel()
+        if levels > grid.high - grid.low + 1:
+            raise AssertionError(f"{quantizer}: {levels} values where {grid.bits} bits allow fewer")

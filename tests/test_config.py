@@ -1,0 +1,262 @@
+"""Every option, in YAML and on the command line; what is refused; and the recipe that is written back."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrem_deploy import cli, config, pipeline, quantize, starter
+from mrem_deploy.config import Recipe, from_yaml, make_recipe, parse_bits, parse_megabytes, parse_modules
+from mrem_deploy.errors import UserError
+
+# option -> as written in YAML, as given on the command line, what both must come to; never the default
+OPTIONS: dict[str, tuple[str, list[str], Any]] = {
+    "model": ("org/some-bert", ["org/some-bert"], "org/some-bert"),
+    "task": ("sst2", ["sst2"], "sst2"),
+    "data": ("nyu-mll/glue", ["nyu-mll/glue"], "nyu-mll/glue"),
+    "out": ("/results/a", ["/results/a"], "/results/a"),
+    "bits": ("2-2-4", ["2-2-4"], "2-2-4"),
+    "method": ("rem", ["rem"], "rem"),
+    "modules": ("[3, 6]", ["3,6"], "3,6"),
+    "steps": ("500", ["500"], 500),
+    "calib_size": ("64", ["64"], 64),
+    "batch_size": ("16", ["16"], 16),
+    "max_length": ("64", ["64"], 64),
+    "lr": ("1e-5", ["1e-5"], 1e-5),  # PyYAML reads 1e-5, without a point, as text
+    "step_lr": ("0.01", [".01"], 0.01),
+    "seed": ("7", ["7"], 7),
+    "per_channel": ("true", [], True),
+    "symmetric": ("yes", [], True),
+    "keep_fp": ("['*.pooler.*', '*.0.*']", ["*.pooler.*", "--keep-fp", "*.0.*"], ("*.pooler.*", "*.0.*")),
+    "weight_quantizer": ("uniform", ["uniform"], "uniform"),
+    "curvature": ("adam", ["adam"], "adam"),
+    "text_column": ("review", ["review"], "review"),
+    "text_pair_column": ("'yes'", ["yes"], "yes"),
+    "label_column": ("3", ["3"], "3"),
+    "eval_data": ("elsewhere/dev", ["elsewhere/dev"], "elsewhere/dev"),
+    "eval_size": ("100", ["100"], 100),
+    "init_batches": ("2", ["2"], 2),
+    "checkpoint_steps": ("0", ["0"], 0),
+    "cache_dir": ("/scratch", ["/scratch"], "/scratch"),
+    "max_memory": ("8GB", ["8GB"], "8GB"),
+    "threads": ("2", ["2"], 2),
+    "device": ("cpu", ["cpu"], "cpu"),
+}
+FIELDS = [field.name for field in dataclasses.fields(Recipe)]
+NEEDED = ["--model", "m", "--task", "t", "--data", "d", "--out", "/o"]
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`captured(argv)`: the recipe that the command line would run."""
+    recipes: list[Recipe] = []
+
+    def run(argv: list[str]) -> Recipe:
+        assert cli.run(quantize.main, argv) == 0
+        return recipes.pop()
+
+    monkeypatch.setattr(pipeline, "quantize", lambda recipe, resume: recipes.append(recipe))
+    monkeypatch.setattr(quantize, "summary", lambda folder: "")
+    return run
+
+
+def yaml_file(folder: Path, text: str) -> Path:
+    path = folder / "recipe.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def test_the_table_above_has_every_option() -> None:
+    assert list(OPTIONS) == FIELDS
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_an_option_in_yaml_and_on_the_command_line(name: str, tmp_path: Path, captured: Any) -> None:
+    text, arguments, value = OPTIONS[name]
+    default = getattr(Recipe(), name)
+    assert value != default, "a sample that is the default proves nothing"
+    by_yaml = captured([*NEEDED, "--config", str(yaml_file(tmp_path, f"{name}: {text}"))])
+    by_flag = captured([*NEEDED, flag(name), *arguments])
+    if flag(name) in NEEDED:  # given on the command line as well, which wins over the file
+        by_yaml = make_recipe(from_yaml(yaml_file(tmp_path, f"{name}: {text}")))
+    for recipe in (by_yaml, by_flag):
+        assert getattr(recipe, name) == value
+        assert type(getattr(recipe, name)) is type(value)
+    dashed = make_recipe(from_yaml(yaml_file(tmp_path, f"{name.replace('_', '-')}: {text}")))
+    assert getattr(dashed, name) == value
+
+
+@pytest.mark.parametrize("name", ["per_channel", "symmetric"])
+def test_a_switch_can_be_turned_off_again(name: str, tmp_path: Path, captured: Any) -> None:
+    path = yaml_file(tmp_path, f"{name}: true")
+    assert getattr(captured([*NEEDED, "--config", str(path)]), name) is True
+    assert getattr(captured([*NEEDED, "--config", str(path), f"--no-{flag(name)[2:]}"]), name) is False
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path, captured: Any) -> None:
+    path = yaml_file(tmp_path, "bits: 2-2-8\nsteps: 500\nkeep_fp: [a]\n")
+    recipe = captured([*NEEDED, "--config", str(path), "--steps", "9", "--keep-fp", "b"])
+    assert (recipe.bits, recipe.steps, recipe.keep_fp) == ("2-2-8", 9, ("b",))
+
+
+def test_the_defaults_are_the_papers() -> None:
+    recipe = Recipe()
+    assert (recipe.bits, recipe.method, recipe.modules) == ("4-4-8", "mrem-s", "4")
+    assert (recipe.steps, recipe.calib_size, recipe.batch_size, recipe.max_length) == (2000, 4096, 32, 128)
+    assert recipe.spec.weight_bits == recipe.spec.embedding_bits == 4
+    assert recipe.spec.activation_bits == 8
+
+
+def test_the_help_names_every_option_and_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        quantize.main(["--help"])
+    assert caught.value.code == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert [name for name in FIELDS if f"{flag(name)} " not in told and f"{flag(name)}," not in told] == []
+    assert "(default 4096)" in told
+    assert "mrem-s|rem|ptq" in told
+    assert all(task in told for task in ("feature-extraction", "token-classification", "question-answering"))
+
+
+def test_no_arguments_run_the_built_in_example(monkeypatch: pytest.MonkeyPatch, captured: Any) -> None:
+    options = {"model": "starter", "task": "text-classification", "data": "reviews", "out": "/o", "steps": 3}
+    monkeypatch.setattr(starter, "starter_options", lambda: dict(options))
+    assert {name: getattr(captured([]), name) for name in options} == options
+    changed = captured(["--bits", "2-2-8", "--steps", "5", "--out", "/other"])
+    assert (changed.model, changed.bits, changed.steps, changed.out) == ("starter", "2-2-8", 5, "/other")
+
+
+# --- what is written back ----------------------------------------------------------------------
+
+
+def test_the_written_recipe_reads_as_the_same_recipe(tmp_path: Path) -> None:
+    full = Recipe(**{name: value for name, (_, _, value) in OPTIONS.items()})
+    assert make_recipe(from_yaml(yaml_file(tmp_path, full.to_yaml()))) == full
+    assert make_recipe(from_yaml(yaml_file(tmp_path, Recipe().to_yaml()))) == Recipe()
+
+
+@pytest.mark.parametrize("text", ["yes", "null", "~", "12", "1e3", "2024-01-01", "a: b", "# c", "ü\t“", "", " "])
+def test_texts_that_yaml_would_read_as_something_else(text: str, tmp_path: Path) -> None:
+    recipe = Recipe(model=text, text_column=text, keep_fp=(text,))
+    assert make_recipe(from_yaml(yaml_file(tmp_path, recipe.to_yaml()))) == recipe
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_the_digest_follows_what_decides_the_result(name: str) -> None:
+    changed = dataclasses.replace(Recipe(), **{name: OPTIONS[name][2]})
+    same = changed.digest() == Recipe().digest()
+    assert same == (name in ("out", "cache_dir", "max_memory", "checkpoint_steps"))
+
+
+def test_a_recipe_does_not_change() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Recipe().steps = 1  # type: ignore[misc]
+
+
+def test_paths_work_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, captured: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "home" / "glue").mkdir(parents=True)
+    path = yaml_file(tmp_path, "model: bert\ntask: sst2\ndata: ~/glue\nout: ~/result\ncache_dir: scratch\n")
+    recipe = captured(["--config", str(path)])
+    assert recipe.model == str(tmp_path / "bert")
+    assert recipe.data == str(tmp_path / "home" / "glue")
+    assert recipe.out == str(tmp_path / "home" / "result")
+    assert recipe.cache_dir == str(tmp_path / "scratch")
+    assert captured([*NEEDED, "--model", "org/bert"]).model == "org/bert"  # no such folder: a hub id
+
+
+# --- single values -----------------------------------------------------------------------------
+
+
+def test_values_that_are_parsed() -> None:
+    assert parse_bits("2-4-8") == (2, 4, 8)
+    assert parse_bits("3-32-4") == (3, 32, 4)
+    assert parse_modules("4") == 4
+    assert parse_modules("3,6,9") == [3, 6, 9]
+    assert parse_modules("[3, 6]") == [3, 6]
+    assert parse_modules("3,") == [3]
+    assert make_recipe({"modules": [3]}).modules == "3,"  # one cut point, not three modules
+    assert make_recipe({"modules": 3}).modules == "3"
+    assert [parse_megabytes(text) for text in ("8GB", "1.5 gb", "500M", "0MB")] == [8192, 1536, 500, 0]
+
+
+# option, value as YAML gives it, what the message must say besides the option and the value
+WRONG: list[tuple[str, Any, str]] = [
+    *(("bits", value, "bits") for value in ("5-4-8", "4-3-8", "4-4-2", "4-4", "4-4-8-8", "a-b-c", "²-4-8")),
+    ("bits", [4, 4, 8], "text"),
+    *(("modules", value, "count or cut points") for value in ("0", "-1", "two", "", "3,x", "1.5")),
+    *(("steps", value, "whole number") for value in ("many", 1.5, True, [5], float("inf"), float("nan"))),
+    *((name, 0, "at least 1") for name in ("steps", "calib_size", "batch_size", "init_batches")),
+    *((name, -1, "0 or more") for name in ("seed", "checkpoint_steps", "threads", "eval_size")),
+    ("max_length", 2, "at least 3"),
+    *((name, value, "between 0 and 1") for name in ("lr", "step_lr") for value in (0, -1e-4, 1, float("nan"))),
+    ("lr", "fast", "a number"),
+    ("method", "mrem-x", "mrem-s, rem, ptq"),
+    ("curvature", "hessian", "identity, adam"),
+    ("weight_quantizer", "gptq", "twn, laq"),
+    ("per_channel", "yes", "true or false"),
+    ("per_channel", 1, "true or false"),
+    ("keep_fp", 5, "pattern"),
+    ("keep_fp", ["a", 5], "pattern"),
+    ("text_column", True, "text"),
+    ("model", ["a", "b"], "text"),
+    ("data", {"train": "x"}, "text"),
+    *(("max_memory", value, "8GB") for value in ("much", "8", "-1GB", "GB", "nanGB")),
+    ("steps", None, "given"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value", "said"), WRONG)
+def test_a_wrong_value_is_refused(name: str, value: Any, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make_recipe({name: value})
+    assert said in str(caught.value)
+    assert caught.value.remedy
+    if "bits" not in name:
+        assert flag(name) in caught.value.problem
+        assert repr(value) in caught.value.problem
+
+
+def test_twn_has_two_bits() -> None:
+    with pytest.raises(UserError, match="twn is for 2-bit weights; got 4"):
+        Recipe(weight_quantizer="twn", bits="4-4-8")
+    assert Recipe(weight_quantizer="twn", bits="2-2-8").spec.weight_quantizer == "twn"
+
+
+@pytest.mark.parametrize("text", ["[]", "0", "false", "a text", "- a\n- b"])
+def test_a_file_that_is_no_mapping(text: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="option: value"):
+        from_yaml(yaml_file(tmp_path, text))
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    assert from_yaml(yaml_file(tmp_path, "# nothing yet\n")) == {}
+
+
+def test_unknown_keys_are_named_and_the_known_listed(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        from_yaml(yaml_file(tmp_path, "bits: 4-4-8\nstep: 5\nlearning-rate: 1\n"))
+    assert "learning_rate, step" in caught.value.problem
+    assert all(name in caught.value.remedy for name in FIELDS)
+
+
+def test_yaml_runs_no_code(tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    with pytest.raises(UserError, match="cannot be read as YAML"):
+        from_yaml(yaml_file(tmp_path, f"model: !!python/object/apply:pathlib.Path.touch [{marker}]"))
+    assert not marker.exists()
+
+
+def test_every_method_is_one_that_the_pipeline_has() -> None:
+    assert config.METHODS == ("mrem-s", "rem", "ptq")
