@@ -74,7 +74,13 @@ def read(folder: str | Path) -> FrozenModel:
         raise UserError(
             f"{folder / TENSORS} cannot be read: {error}", "copy the result folder again, whole"
         ) from error
-    frozen = FrozenModel(AutoConfig.from_pretrained(folder), manifest["head"], notes=manifest["notes"])
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{folder / 'config.json'} cannot be read: {error}", "copy the result folder again, whole"
+        ) from error
+    frozen = FrozenModel(config, manifest["head"], notes=manifest["notes"])
     try:
         for name, entry in manifest["weights"].items():
             count = int(np.prod(entry["shape"]))

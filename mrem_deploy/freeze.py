@@ -116,6 +116,8 @@ class FrozenLinear(nn.Module):
 def build(frozen: FrozenModel) -> PreTrainedModel:
     """A runnable model of the Hugging Face class, in evaluation mode, on the CPU."""
     model = getattr(transformers, HEADS[frozen.head]).from_config(frozen.config).eval()
+    if getattr(model, "pooler", None) is not None and "pooler.dense.bias" not in frozen.full:
+        model.pooler = None  # a bare encoder whose checkpoint had none
     found = prepare(model)
     dtype = next(iter(frozen.full.values())).dtype
     model.to(dtype)

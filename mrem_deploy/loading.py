@@ -140,6 +140,7 @@ def _pickle_refused(source: str, name: str) -> UserError:
 
 def _load_weights(source: str, head: str, num_labels: int | None) -> tuple[PreTrainedModel, dict[str, Any]]:
     import transformers
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
     options: dict[str, Any] = {} if num_labels is None else {"num_labels": num_labels}
@@ -159,7 +160,7 @@ def _load_weights(source: str, head: str, num_labels: int | None) -> tuple[PreTr
             f"The safetensors file in {source} cannot be read: {error}.",
             "It is cut short or no safetensors file (a Git LFS pointer?): copy or download it again.",
         ) from error
-    except ValueError as error:
+    except (ValueError, KeyError, TypeError, StrictDataclassError) as error:
         if "custom code" in str(error) or "trust_remote_code" in str(error):
             raise UserError(
                 f"{source} needs code of its own to load; code out of a checkpoint is never run here.",
@@ -167,7 +168,7 @@ def _load_weights(source: str, head: str, num_labels: int | None) -> tuple[PreTr
             ) from error
         raise UserError(
             f"transformers cannot build a {head} model from {source}: {_first_line(error)}",
-            "Check model_type in its config.json, or upgrade transformers if the architecture is newer.",
+            "Check its config.json, or upgrade transformers if the architecture is newer.",
         ) from error
     except OSError as error:
         raise _unreadable(source, error) from error
@@ -260,7 +261,8 @@ def _load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """The cause of a validation error, else its first line; transformers' messages run to paragraphs."""
+    return (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[0]
 
 
 @contextmanager

@@ -262,6 +262,8 @@ def _check_places(recipe: Recipe) -> Path:
             f"--out {out} holds files that are not a quantized model",
             "give an empty or new folder; nothing was touched",
         )
+    if recipe.cache_dir and Path(recipe.cache_dir).is_file():
+        raise UserError(f"--cache-dir {recipe.cache_dir} is a file", "give a folder")
     with explained(out):
         existing = next(folder for folder in out.parents if folder.exists())
         tempfile.TemporaryDirectory(prefix=".mrem-", dir=existing).cleanup()

@@ -87,17 +87,14 @@ TRAIN_SHARE = 0.8
 
 # Hugging Face's own defaults, but one epoch; `ensure_finetuned` fills in the paths.
 FINETUNING = FinetuneSettings(model="", task="text-classification", data="", out="", epochs=1)
+# What differs from the defaults of `quantize`: few steps, so that all is done in minutes on two cores.
+QUANTIZATION: dict[str, Any] = {"bits": "4-4-8", "steps": 120, "calib_size": 1024, "out": "mrem-demo"}
 
 
 def starter_options() -> dict[str, Any]:
     """The options of `quantize` that make the built-in example; fetches and fine-tunes what is missing."""
-    data = ensure_reviews()
-    return {
-        "model": str(ensure_finetuned()),
-        "task": FINETUNING.task,
-        "data": str(data),
-        "out": "mrem-demo",
-    }
+    data, model = ensure_reviews(), ensure_finetuned()
+    return {"model": str(model), "task": FINETUNING.task, "data": str(data), **QUANTIZATION}
 
 
 def ensure_encoder() -> Path:

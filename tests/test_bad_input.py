@@ -7,7 +7,6 @@ as it was, byte for byte, and hold no file more.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -20,16 +19,17 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tiny_job import Job, save_model, sentences, write_jsonl, write_reviews
 
-from mrem_deploy import __main__, artifact, cli, pipeline, quantize
-from mrem_deploy.train import checkpoint, sequential
+from mrem_deploy import __main__, artifact, cli, pipeline
+from mrem_deploy.train import checkpoint, mrem
 from mrem_deploy.train.mrem import ModuleTrainer
 
 ROOT = Path(__file__).resolve().parent.parent
-FULL_DISK = "Error while serializing: I/O error: No space left on device (os error 28)"  # as safetensors says it
+FULL_DISK = "Error while serializing: I/O error: No space left on device (os error 28)"  # safetensors' words
 
 
 class Place:
@@ -94,8 +94,10 @@ class Place:
         self.patch.setattr(owner, name, broken)
 
     def tree(self) -> dict[str, bytes]:
-        files = (path for path in sorted(self.root.rglob("*")))
-        return {str(path.relative_to(self.root)): path.read_bytes() if path.is_file() else b"" for path in files}
+        found = sorted(self.root.rglob("*"))
+        return {
+            str(path.relative_to(self.root)): path.read_bytes() if path.is_file() else b"" for path in found
+        }
 
 
 @dataclass(frozen=True)
@@ -111,10 +113,22 @@ class Case:
 
 
 def gpt2(place: Place) -> None:
-    from transformers import GPT2Config, GPT2ForSequenceClassification
-
     shape = {"vocab_size": 32, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
-    GPT2ForSequenceClassification(GPT2Config(**shape, pad_token_id=0)).save_pretrained(place.model)
+    config = transformers.GPT2Config(**shape, pad_token_id=0)
+    transformers.GPT2ForSequenceClassification(config).save_pretrained(place.model)
+
+
+def already_quantized(place: Place) -> None:
+    place.set(model=shutil.copytree(place.out, place.root / "small"))
+
+
+def full_at_the_tokenizer(place: Place) -> None:
+    """tokenizers is written in Rust and raises a bare Exception."""
+
+    def save(*args: Any, **options: Any) -> None:
+        raise Exception("No space left on device (os error 28)")
+
+    place.patch.setattr(transformers.PreTrainedTokenizerBase, "save_pretrained", save)
 
 
 def three_labels(place: Place) -> None:
@@ -130,6 +144,12 @@ def pickle_only(place: Place) -> None:
 def cut_short(place: Place) -> None:
     path = place.model / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
+
+
+def diverging(place: Place) -> None:
+    real = mrem.reconstruction_terms
+    nan = float("nan")
+    place.patch.setattr(mrem, "reconstruction_terms", lambda *args: [term * nan for term in real(*args)])
 
 
 def no_permission(place: Place) -> None:
@@ -171,10 +191,6 @@ def broken_checkpoint(place: Place) -> None:
     place.file(".out.work/module-0.safetensors", b"not what was written")
 
 
-def full_cache(place: Place) -> None:
-    place.set(max_memory="0MB", cache_dir=place.file("a-file", ""))
-
-
 def without(*names: str) -> Callable[[Place], None]:
     return lambda place: place.set(**dict.fromkeys(names))
 
@@ -198,27 +214,32 @@ CASES = [
          ("Expected train", "x.doc", "→")),
     Case("data no json", lambda p: p.data_file("a.jsonl", '{"text": "a"\n'), ("a.jsonl", "line 1", "→")),
     Case("evaluation data missing", setting(eval_data="nowhere.csv"), ("nowhere.csv", "no such file", "→")),
-    Case("text column", setting(text_column="review"), ("'review'", "it has 'text', 'label'", "→", "--text-column")),
+    Case("text column", setting(text_column="review"),
+         ("'review'", "it has 'text', 'label'", "→", "--text-column")),
     Case("pair column", setting(text_pair_column="b"), ("'b'", "'text', 'label'", "→", "--text-pair-column")),
     Case("label column", setting(label_column="stars"),
          ("'stars'", "it has 'text', 'label'", "→", "--label-column")),
-    Case("three labels, model of two", three_labels, ("data has 3 (0, 1, 2)", "model has 2", "→", "fine-tuned")),
+    Case("three labels, model of two", three_labels,
+         ("data has 3 (0, 1, 2)", "model has 2", "→", "fine-tuned")),
     Case("regression, model of two labels",
          lambda p: p.set(task="stsb", text_column="text", text_pair_column="text", data=p.data),
          ("stsb", "one output", "has 2", "→")),
+    Case("no questions", setting(task="question-answering"),
+         ("'question'", "'text', 'label'", "→", "--text-column")),
     Case("task unknown", setting(task="sst3"), ("sst2", "question-answering", "'sst3'", "→", "mean sst2")),
     # model
     Case("model missing", setting(model="./no-model"), ("no model folder ./no-model", "→", "config.json")),
-    Case("model not on the hub", setting(model="nobody/no-model"), ("nobody/no-model", "hub", "→", "hf download")),
+    Case("model not on the hub", setting(model="nobody/no-model"),
+         ("nobody/no-model", "hub", "→", "hf download")),
     Case("model folder is none", lambda p: p.set(model=p.data), ("no config.json", "train.jsonl", "→")),
-    Case("model already quantized", lambda p: shutil.copytree(p.out, p.root / "q") and p.set(model=p.root / "q"),
-         ("cannot be loaded", "→")),
+    Case("model already quantized", already_quantized, ("cannot be loaded", "model.safetensors", "→")),
     Case("NaN in weights", lambda p: p.edit_weights(lambda w: w["classifier.weight"][0].fill_(float("nan"))),
          ("classifier.weight has 16 NaN or Inf", "→", "checkpoint")),
-    Case("pickle only", pickle_only, ("pytorch_model.bin", "pickle", "safetensors", "→", "save_pretrained")),
+    Case("pickle only", pickle_only, ("pickle (pytorch_model.bin)", "safetensors", "→", "save_pretrained")),
     Case("weights cut short", cut_short, ("safetensors", "cannot be read", "→", "again")),
     Case("architecture not supported", gpt2, ("'gpt2'", "→", "bert", "modernbert")),
-    Case("no classifier head", lambda p: save_model(p.model, "BertForMaskedLM"), ("no trained", "→", "finetune")),
+    Case("no classifier head", lambda p: save_model(p.model, "BertForMaskedLM"),
+         ("no trained", "→", "finetune")),
     # bits, modules and other numbers
     Case("5-bit weights", setting(bits="5-4-8"), ("5 bits for weights", "→", "2, 3, 4, 8")),
     Case("3-bit embeddings", setting(bits="4-3-8"), ("3 bits for embeddings", "→", "2, 4, 8")),
@@ -235,33 +256,45 @@ CASES = [
     Case("learning rate negative", setting(lr=-0.1), ("--lr", "between 0 and 1", "-0.1", "→")),
     Case("memory without a unit", setting(max_memory="plenty"), ("--max-memory", "8GB", "'plenty'", "→")),
     Case("method unknown", setting(method="magic"), ("--method", "mrem-s, rem, ptq", "'magic'", "→")),
-    Case("longer than the model reads", setting(max_length=513), ("--max-length 513", "at most 32", "→", "32 or")),
+    Case("longer than the model reads", setting(max_length=513),
+         ("--max-length 513", "at most 32", "→", "32 or")),
     Case("pattern that matches nothing", setting(keep_fp="bert.layers.*"),
          ("'bert.layers.*' matches no layer", "→", "bert.encoder.layer.0")),
+    Case("training that diverges", diverging, ("loss became nan at step 1", "diverged", "→", "--lr")),
     Case("GPU that is not there", setting(device="cuda"), ("--device cuda", "no GPU", "→", "--device cpu")),
     Case("device unknown", setting(device="tpu"), ("--device 'tpu'", "→", "auto, cpu, cuda")),
     # places
     Case("out under a file", lambda p: p.set(out=p.data / "train.jsonl" / "out"), ("train.jsonl/out", "→")),
-    Case("out is a file", lambda p: p.set(out=p.data / "train.jsonl"), ("train.jsonl is a file", "→", "folder")),
+    Case("out is a file", lambda p: p.set(out=p.data / "train.jsonl"),
+         ("train.jsonl is a file", "→", "folder")),
     Case("out in /proc", setting(out="/proc/mrem/out"), ("cannot write /proc/mrem/out", "→")),
     Case("out without permission", no_permission, ("no permission to write", "locked/result", "→")),
-    Case("out holds other files", foreign_files, ("thesis", "not a quantized model", "→", "nothing was touched")),
-    Case("out holds the data", lambda p: p.set(out=p.root), ("holds the --model", "→", "another folder")),
-    Case("cache folder is a file", full_cache, ("a-file", "→", "--cache-dir"), keeps_checkpoints=True),
-    Case("disk full at the first checkpoint", full_disk(checkpoint), ("no space left", ".out.work", "→", "free")),
+    Case("out holds other files", foreign_files,
+         ("thesis", "not a quantized model", "→", "nothing was touched")),
+    Case("out holds the model", lambda p: p.set(out=p.root), ("holds the --model", "→", "another folder")),
+    Case("cache folder is a file", lambda p: p.set(cache_dir=p.file("a-file", "")),
+         ("--cache-dir", "a-file is a file", "→", "folder")),
+    Case("disk full at the first checkpoint", full_disk(checkpoint),
+         ("no space left", ".out.work", "→", "free")),
     Case("disk full at a later checkpoint", full_disk(checkpoint, 3), ("no space left", "→", "--resume"),
          keeps_checkpoints=True),
-    Case("disk full at the tensors", full_disk(artifact), ("no space left", "/out", "→", "--resume"),
+    Case("disk full at the tensors", full_disk(artifact),
+         ("no space left", "mrem.safetensors", "→", "--resume"),
+         keeps_checkpoints=True),
+    Case("disk full at the tokenizer", full_at_the_tokenizer, ("no space left", "/out", "→", "--resume"),
          keeps_checkpoints=True),
     Case("disk full at the report",
          lambda p: p.fail(pipeline, "write_report", OSError(errno.ENOSPC, "No space left"), writes=False),
          ("no space left", "/out", "→", "--resume"), keeps_checkpoints=True),
     # recipes and resuming
-    Case("recipe file missing", lambda p: p.flags.extend(["--config", "gone.yaml"]), ("gone.yaml", "→", "--config")),
+    Case("recipe file missing", lambda p: p.flags.extend(["--config", "gone.yaml"]),
+         ("gone.yaml", "→", "--config")),
     Case("recipe key unknown", lambda p: p.config("step: 5\n"), ("unknown options: step", "→", "steps")),
-    Case("recipe no mapping", lambda p: p.config("- bits\n"), ("my.yaml", "option: value", "→", "recipe.yaml")),
+    Case("recipe no mapping", lambda p: p.config("- bits\n"),
+         ("my.yaml", "option: value", "→", "recipe.yaml")),
     Case("recipe no YAML", lambda p: p.config("bits: [4\n"), ("my.yaml", "YAML", "→")),
-    Case("recipe of wrong type", lambda p: p.config("steps: many\n"), ("--steps", "whole number", "'many'", "→")),
+    Case("recipe of wrong type", lambda p: p.config("steps: many\n"),
+         ("--steps", "whole number", "'many'", "→")),
     Case("recipe with a list for a path", lambda p: p.config("data: [a, b]\n"), ("--data", "text", "→")),
     Case("only a model", without("task", "data"), ("--task, --data must be given", "→", "--model")),
     Case("only data", without("model", "task"), ("--model, --task must be given", "→")),
@@ -285,7 +318,9 @@ CASES = [
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, data and an older result, made once and copied for every case."""
     root = tmp_path_factory.mktemp("template")
-    job = Job(model=save_model(root / "model"), data=write_reviews(root / "data"), out=root / "out", method="ptq")
+    job = Job(
+        model=save_model(root / "model"), data=write_reviews(root / "data"), out=root / "out", method="ptq"
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MREM_CACHE", str(root / "cache"))
         assert job.run() == 0
@@ -321,7 +356,9 @@ def test_a_mistake(case: Case, place: Place, capfd: pytest.CaptureFixture[str]) 
     after = place.tree()
     if case.keeps_checkpoints:
         kept = {name: after.pop(name) for name in list(after) if name.startswith(".out.work")}
-        assert all(re.fullmatch(r"\.out\.work(/run\.json|/[\w-]+\.safetensors)?", name) for name in kept), kept.keys()
+        assert all(re.fullmatch(r"\.out\.work(/run\.json|/[\w-]+\.safetensors)?", name) for name in kept), (
+            kept.keys()
+        )
     assert after.keys() == before.keys()
     assert after == before
 
@@ -329,6 +366,7 @@ def test_a_mistake(case: Case, place: Place, capfd: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize("owner", [checkpoint, artifact], ids=["checkpoint", "tensors"])
 def test_after_a_full_disk_the_run_goes_on(place: Place, owner: Any) -> None:
     """Once there is space again, --resume ends with the result of a run that was never stopped."""
+    place.patch.setattr(pipeline, "write_report", lambda *args: None)
     place.job.set(out=place.root / "whole")
     assert place.job.run() == 0
     place.job.set(out=place.out)
@@ -338,7 +376,6 @@ def test_after_a_full_disk_the_run_goes_on(place: Place, owner: Any) -> None:
         assert place.job.run() == cli.EXIT_USER_ERROR
     steps = []
     step = ModuleTrainer.step
-    place.patch = pytest.MonkeyPatch()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ModuleTrainer, "step", lambda *a, **k: steps.append(a[1]) or step(*a, **k))
         assert place.job.run("--resume") == 0
@@ -367,7 +404,12 @@ def test_the_process_itself_ends_with_2_and_no_traceback(place: Place) -> None:
     command = [sys.executable, "-m", "mrem_deploy.quantize", *place.job.argv()]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "PYTHONPATH": path}
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": path},
     )
     assert done.returncode == 2
     assert done.stdout == ""

@@ -142,8 +142,9 @@ def test_the_original_release_of_mnli(tmp_path: Path) -> None:
 
 def test_official_metrics_of_the_paper() -> None:
     others = {name: task.metric for name, task in TASKS.items() if task.metric != "accuracy"}
-    assert others == {"cola": "matthews", "stsb": "spearman", "feature-extraction": "cosine"}
-    assert len(TASKS) == 10
+    by_token = {"token-classification": "agreement", "question-answering": "agreement"}
+    assert others == {"cola": "matthews", "stsb": "spearman", "feature-extraction": "cosine", **by_token}
+    assert len(TASKS) == 12
 
 
 @pytest.mark.parametrize(
@@ -236,16 +237,17 @@ def test_training_without_labels(tmp_path: Path) -> None:
     check(labelled, ["train 0", "train 1"], None, [0, 1])
 
 
-def test_feature_extraction_needs_only_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", ["feature-extraction", "token-classification"])
+def test_a_task_without_labels_needs_only_text(tmp_path: Path, task: str) -> None:
     path = tmp_path / "x.txt"
     path.write_text("one\ntwo\nthree\nfour\nfive\n")
-    data = open_task("feature-extraction", str(path))
+    data = open_task(task, str(path))
     texts = data.evaluation()["dev"]
     assert (len(data.train()), len(texts)) == (4, 1)
     assert texts.labels is None
     assert texts.label_names == ()
     with pytest.raises(UserError, match="single sentences"):
-        open_task("feature-extraction", str(path), Columns(text_pair="other"))
+        open_task(task, str(path), Columns(text_pair="other"))
 
 
 def test_evaluation_data_elsewhere(tmp_path: Path) -> None:

@@ -80,6 +80,26 @@ def test_a_missing_head_is_refused_unless_it_will_be_trained(tmp_path: Path, hea
         assert torch.equal(tensor, again.state_dict()[name]), name
 
 
+@pytest.mark.parametrize("family", ["Roberta", "XLMRoberta", "DistilBert", "Electra", "MPNet", "ModernBert"])
+def test_head_and_body_are_told_apart_in_every_architecture(tmp_path: Path, family: str) -> None:
+    import transformers
+
+    save_tiny_bert(tmp_path)  # for its tokenizer; config and weights are replaced
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    if family == "DistilBert":
+        sizes = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 16}
+    configuration = getattr(transformers, f"{family}Config")(vocab_size=40, pad_token_id=1, **sizes)
+    getattr(transformers, f"{family}Model")(configuration).save_pretrained(tmp_path)
+    assert "no trained" in refusal(tmp_path, SEQUENCE)
+    model, _ = load_model(tmp_path, SEQUENCE, num_labels=3, allow_new_head=True)
+    model.save_pretrained(tmp_path)
+    assert load_model(tmp_path, SEQUENCE)[0].num_labels == 3
+    bare, _ = load_model(tmp_path, "feature-extraction")
+    assert bare(torch.tensor([[2, 3]])).last_hidden_state.shape == (1, 2, 16)
+    edit_config(tmp_path, vocab_size=41)
+    assert "config.json asks for (41, " in refusal(tmp_path, SEQUENCE, allow_new_head=True)
+
+
 def test_another_number_of_labels_is_refused_unless_it_will_be_trained(classifier: Path) -> None:
     message = refusal(classifier, SEQUENCE, num_labels=3)
     assert "has 2 labels" in message
@@ -164,6 +184,19 @@ def test_a_cut_safetensors_file(classifier: Path) -> None:
 def test_a_broken_json_file(classifier: Path, file: str) -> None:
     (classifier / file).write_text("{")
     assert "cannot be loaded" in refusal(classifier, SEQUENCE)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"hidden_size": "wide"}, "hidden_size"),
+        ({"num_attention_heads": 3}, "heads"),
+        ({"hidden_act": "hum"}, "hum"),
+    ],
+)
+def test_a_config_that_makes_no_model(classifier: Path, change: dict, says: str) -> None:
+    edit_config(classifier, **change)
+    assert says in refusal(classifier, SEQUENCE)
 
 
 def test_an_architecture_unknown_to_transformers(classifier: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from mrem_deploy.data import TASKS
 from mrem_deploy.errors import UserError
-from mrem_deploy.metrics import METRICS, agreement, score
+from mrem_deploy.metrics import METRICS, agreement, score, span_agreement, token_agreement
 
 
 def logits(*guesses: int, classes: int = 2) -> np.ndarray:
@@ -125,7 +126,7 @@ def test_numbers_that_are_none_are_not_scored() -> None:
 
 
 def test_every_metric_of_the_table_exists() -> None:
-    scored = [task for task in TASKS.values() if task.kind != "embedding"]
+    scored = [task for task in TASKS.values() if task.label_columns]
     assert {name for task in scored for name in (task.metric, *task.also)} == set(METRICS)
 
 
@@ -177,3 +178,34 @@ def test_agreement_refuses_what_it_cannot_compare() -> None:
         agreement(np.ones((4, 4)), np.ones((4, 5)))
     with pytest.raises(ValueError, match="not finite"):
         agreement(np.eye(4), np.full((4, 4), np.inf))
+
+
+# --- answers by token --------------------------------------------------------------------------
+
+
+def test_token_agreement_counts_tokens_not_texts() -> None:
+    one = [logits(0, 1, 2, classes=3), logits(1, classes=3)]
+    two = [logits(0, 1, 0, classes=3), 9.0 * logits(1, classes=3)]
+    assert token_agreement(one, two) == {"agreement": pytest.approx(75.0)}  # 3 of 4; by text it were 5/6
+    assert token_agreement(one, one) == {"agreement": 100.0}
+
+
+def test_span_agreement_needs_both_ends() -> None:
+    """Start and end are the positions of the largest logits in the first and the second column."""
+
+    def span(start: int, end: int, length: int = 5) -> np.ndarray:
+        return np.stack([logits(start, classes=length)[0], logits(end, classes=length)[0]], axis=1)
+
+    one = [span(1, 2), span(0, 4), span(3, 3), span(2, 6, length=7)]
+    two = [span(1, 2), span(0, 3), span(2, 3), span(2, 6, length=7) / 2]
+    assert span_agreement(one, two) == {"agreement": pytest.approx(50.0)}
+
+
+@pytest.mark.parametrize("measure", [token_agreement, span_agreement])
+def test_answers_by_token_that_do_not_belong_together(measure: Callable) -> None:
+    with pytest.raises(ValueError, match="same shapes"):
+        measure([np.ones((3, 2))], [np.ones((4, 2))])
+    with pytest.raises(ValueError, match="same shapes"):
+        measure([], [])
+    with pytest.raises(ValueError, match="not finite"):
+        measure([np.ones((3, 2))], [np.full((3, 2), np.nan)])

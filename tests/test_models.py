@@ -93,7 +93,9 @@ def test_what_stands_in_padding_does_not_reach_a_token(kind: str) -> None:
     first, last = carve(model, [0, 1, 3])
     with torch.no_grad():
         hidden = first(None, batch).hidden[-1]
-        filled = hidden * batch["attention_mask"][:, :, None] + 7.0 * (1 - batch["attention_mask"])[:, :, None]
+        filled = (
+            hidden * batch["attention_mask"][:, :, None] + 7.0 * (1 - batch["attention_mask"])[:, :, None]
+        )
         assert not torch.equal(filled, hidden)
         expected, came = last(hidden, batch), last(filled, batch)
     for a, b in zip([*came.hidden, *came.outputs], [*expected.hidden, *expected.outputs], strict=True):

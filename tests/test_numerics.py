@@ -110,7 +110,14 @@ def test_dequantize_takes_the_zero_point_off() -> None:
 
 
 @pytest.mark.parametrize(
-    "grid", [symmetric_grid(2), symmetric_grid(3), activation_grid(8), asymmetric_grid(4, 5), asymmetric_grid(8, 255)]
+    "grid",
+    [
+        symmetric_grid(2),
+        symmetric_grid(3),
+        activation_grid(8),
+        asymmetric_grid(4, 5),
+        asymmetric_grid(8, 255),
+    ],
 )
 @pytest.mark.parametrize("scale", [1.0, 0.1, 1e-3, 3.7])  # 0.1 and 3.7 are no binary fractions
 def test_every_grid_point_is_a_fixed_point(grid: Grid, scale: float) -> None:

@@ -1,13 +1,9 @@
-"""The whole walk by the command line, on a tiny model: what is written, that it can be repeated, and resumed."""
+"""The whole walk by the command line, on a tiny model: what is written, that it repeats, and resumes."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +12,15 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from tiny_job import DEV, POSITIONS, Job, save_model, sentences, write_jsonl, write_reviews
+from tiny_job import DEV, POSITIONS, save_model, sentences, workshop_in, write_jsonl
+from tiny_job import job_in as job
 from torch import nn
 
 import mrem_deploy
 from mrem_deploy import artifact, cli, evaluate, loading, pipeline, quantize, sources
 from mrem_deploy.data import TaskData, open_task
-from mrem_deploy.train import checkpoint, sequential
-from mrem_deploy.train.mrem import ModuleTrainer
+from mrem_deploy.train.sequential import TrainLog
 
-ROOT = Path(__file__).resolve().parent.parent
 METHODS = ("mrem-s", "rem", "ptq")
 FILES = {
     *("mrem.json", "mrem.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"),
@@ -35,17 +30,8 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with a model and data; predictions are kept in a cache of its own."""
-    root = tmp_path_factory.mktemp("workshop")
-    save_model(root / "model")
-    write_reviews(root / "data")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MREM_CACHE", str(root / "cache"))
+    with workshop_in(tmp_path_factory.mktemp("workshop")) as root:
         yield root
-
-
-def job(workshop: Path, out: str, **options: Any) -> Job:
-    return Job(**{"model": workshop / "model", "data": workshop / "data", "out": workshop / out} | options)
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +51,12 @@ def results(workshop: Path) -> dict[str, tuple[Path, nn.Module]]:
             assert job(workshop, method, method=method).run() == 0
         made[method] = (workshop / method, scored[0])
     return made
+
+
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than training here; most tests look at the tensors only."""
+    monkeypatch.setattr(pipeline, "write_report", lambda *args: None)
 
 
 def metrics_of(folder: Path) -> dict[str, Any]:
@@ -123,7 +115,7 @@ def test_the_report_has_every_module_and_layer(results: Any) -> None:
     assert "module 1/2" in told
     assert "module 2/2" in told
     page = (results["mrem-s"][0] / "report.html").read_text(encoding="utf-8")
-    assert "block 2" in page
+    assert page.count("<svg") == 3  # loss of the modules, error per layer, size
     card = (results["mrem-s"][0] / "README.md").read_text(encoding="utf-8")
     assert yaml.safe_load(card.split("---")[1])["library_name"] == "mrem_deploy"
 
@@ -148,6 +140,7 @@ def test_load_gives_the_model_that_was_scored(method: str, results: Any, worksho
     assert metrics_of(folder)["accuracy"]["full_precision"] == pytest.approx(expected)
 
 
+@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("method", METHODS)
 def test_the_written_recipe_gives_the_same_again(method: str, results: Any, workshop: Path) -> None:
     folder, again = results[method][0], workshop / f"{method}-again"
@@ -160,6 +153,7 @@ def test_the_written_recipe_gives_the_same_again(method: str, results: Any, work
     assert recipes[0] == recipes[1]
 
 
+@pytest.mark.usefixtures("no_report")
 def test_another_seed_gives_another_model(results: Any, workshop: Path) -> None:
     """So that the test above cannot pass because nothing depends on anything."""
     assert job(workshop, "seeded", seed=1).run() == 0
@@ -167,18 +161,20 @@ def test_another_seed_gives_another_model(results: Any, workshop: Path) -> None:
     assert tensors[0].read_bytes() != tensors[1].read_bytes()
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_better_result_takes_the_place_of_the_old(results: Any, workshop: Path) -> None:
     out = workshop / "twice"
     assert job(workshop, "twice", method="ptq").run() == 0
-    (out / "plots" / "stale.png").write_bytes(b"of the old result")
+    (out / "stale.png").write_bytes(b"of the old result")
     assert job(workshop, "twice", method="ptq", bits="8-8-8").run() == 0
     assert metrics_of(out)["bits"] == "8-8-8"
-    assert not (out / "plots" / "stale.png").exists()
+    assert not (out / "stale.png").exists()
 
 
 # --- every kind of task ------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_report")
 def test_feature_extraction(workshop: Path) -> None:
     save_model(workshop / "embedder", "BertModel")
     lines = workshop / "lines.txt"
@@ -194,6 +190,7 @@ def test_feature_extraction(workshop: Path) -> None:
     assert loaded(torch.tensor([[2, 7, 3]])).last_hidden_state.shape == (1, 3, 16)
 
 
+@pytest.mark.usefixtures("no_report")
 def test_regression(workshop: Path) -> None:
     save_model(workshop / "scorer", num_labels=1)
     rows = [
@@ -234,10 +231,11 @@ def test_tasks_that_answer_by_token(
     assert (accuracy["metric"], accuracy["full_precision"]) == ("agreement", 100.0)
 
     full, tokenizer = loading.load_model(workshop / task, task)
+    quantized = mrem_deploy.load(workshop / f"{task}-out")
     same = []
     for row in rows[30:]:
         batch = tokenizer(*(row[name] for name in columns), return_tensors="pt")
-        one, two = (model(**batch) for model in (full, mrem_deploy.load(workshop / f"{task}-out")))
+        one, two = (model(**batch) for model in (full, quantized))
         if task == "token-classification":
             same += (one.logits.argmax(-1) == two.logits.argmax(-1)).flatten().tolist()
         else:
@@ -252,6 +250,7 @@ def test_tasks_that_answer_by_token(
 # --- the evaluation split ----------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_report")
 def test_the_evaluation_split_is_read_once_and_after_training(
     workshop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,13 +275,19 @@ def test_the_evaluation_split_is_read_once_and_after_training(
     assert events == ["read train", "trained", "evaluation", "read dev"]
 
 
+@pytest.mark.usefixtures("no_report")
 def test_calibration_needs_no_labels_and_takes_none_of_the_evaluation_texts(
     workshop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
     encode = pipeline.encode
-    monkeypatch.setattr(pipeline, "encode", lambda t, texts, m: seen.extend(texts.first) or encode(t, texts, m))
-    monkeypatch.setattr(pipeline, "train", lambda *args, **options: seen.clear() or sequential.TrainLog())
+
+    def watched(tokenizer: Any, texts: Any, length: int) -> Any:
+        seen.extend(texts.first)
+        return encode(tokenizer, texts, length)
+
+    monkeypatch.setattr(pipeline, "encode", watched)
+    monkeypatch.setattr(pipeline, "train", lambda *args, **options: seen.clear() or TrainLog())
     train = [{"text": row["text"]} for row in sentences(40, seed=1)]
     write_jsonl(workshop / "bare" / "train.jsonl", train)
     write_jsonl(workshop / "bare" / "dev.jsonl", sentences(10, seed=2))
@@ -293,146 +298,3 @@ def test_calibration_needs_no_labels_and_takes_none_of_the_evaluation_texts(
     assert len(calibrated) == 16
     assert set(calibrated) <= {row["text"] for row in train}
     assert seen == [row["text"] for row in sentences(10, seed=2)]
-
-
-# --- interruptions -----------------------------------------------------------------------------
-
-STEPS = 10  # per module, with checkpoints after 4 and 8
-LONG = {"steps": STEPS, "checkpoint_steps": 4}
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(workshop: Path) -> dict[str, bytes]:
-    """The tensors of runs that nothing stopped."""
-    for method in ("mrem-s", "rem"):
-        steps = LONG if method == "mrem-s" else {"steps": 3}
-        assert job(workshop, f"whole-{method}", method=method, **steps).run() == 0
-    return {m: (workshop / f"whole-{m}" / artifact.TENSORS).read_bytes() for m in ("mrem-s", "rem")}
-
-
-def at_call(number: int, whole: Callable[..., Any], spoil: Callable[..., None] = lambda *a: None) -> Any:
-    """The function, until its call `number` (from 1), which is interrupted."""
-    calls = iter(range(1, 10_000))
-
-    def call(*args: Any, **options: Any) -> Any:
-        if next(calls) == number:
-            spoil(*args)
-            raise KeyboardInterrupt
-        return whole(*args, **options)
-
-    return call
-
-
-def half_a_file(tensors: Any, path: Any, *rest: Any) -> None:
-    Path(path).write_bytes(b"half a file")
-
-
-# moment -> where, name, call, and how many steps are trained after resuming, of 20
-MOMENTS: dict[str, tuple[Any, str, int, int]] = {
-    "first step": (ModuleTrainer, "step", 1, 20),
-    "before any checkpoint": (ModuleTrainer, "step", 4, 20),
-    "between checkpoints": (ModuleTrainer, "step", 7, 16),
-    "half of a checkpoint": (checkpoint, "save_file", 2, 16),
-    "between modules": (sequential.Streams, "advance", 1, 10),
-    "second module": (ModuleTrainer, "step", 19, 2),
-    "before the evaluation": (pipeline, "evaluate", 1, 0),
-    "half of the result": (artifact, "save_file", 1, 0),
-    "before the report": (pipeline, "write_report", 1, 0),
-}
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_an_interrupted_run_ends_with_the_same_bits(
-    moment: str, workshop: Path, uninterrupted: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    owner, name, number, left = MOMENTS[moment]
-    out = workshop / "stopped"
-    with pytest.MonkeyPatch.context() as patch:
-        spoil = half_a_file if name == "save_file" else lambda *args: None
-        patch.setattr(owner, name, at_call(number, getattr(owner, name), spoil))
-        assert job(workshop, "stopped", **LONG).run() == cli.EXIT_INTERRUPTED
-    assert not out.exists()
-    steps: list[int] = []
-    step = ModuleTrainer.step
-    monkeypatch.setattr(ModuleTrainer, "step", lambda *a, **k: steps.append(a[1]) or step(*a, **k))
-    assert job(workshop, "stopped", **LONG).run("--resume") == 0
-    assert len(steps) == left
-    assert (out / artifact.TENSORS).read_bytes() == uninterrupted["mrem-s"]
-    assert len(json.loads((out / "metrics.json").read_text())["cost"]["stages"]) >= 3
-    assert [path.name for path in workshop.iterdir() if "stopped" in path.name] == ["stopped"]
-    __import__("shutil").rmtree(out)
-
-
-def test_rem_resumes_at_a_block(
-    workshop: Path, uninterrupted: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from mrem_deploy.train import rem
-
-    units: list[str] = []
-    whole = rem._train_unit
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rem, "_train_unit", at_call(10, whole))  # in the second block: the first has 7 units
-        assert job(workshop, "stopped-rem", method="rem", steps=3).run() == cli.EXIT_INTERRUPTED
-    monkeypatch.setattr(rem, "_train_unit", lambda unit, *a: units.append(unit.name) or whole(unit, *a))
-    assert job(workshop, "stopped-rem", method="rem", steps=3).run("--resume") == 0
-    assert units
-    assert not any("embeddings" in name for name in units)  # of the first block, which was kept
-    assert (workshop / "stopped-rem" / artifact.TENSORS).read_bytes() == uninterrupted["rem"]
-
-
-KILLED = """
-import os, signal, sys
-from mrem_deploy import cli, quantize
-from mrem_deploy.train.mrem import ModuleTrainer
-step, calls = ModuleTrainer.step, iter(range(1, 100))
-def deadly(*args, **options):
-    if next(calls) == 17:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(*args, **options)
-ModuleTrainer.step = deadly
-cli.run(quantize.main, sys.argv[1:])
-"""
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
-def test_a_killed_process_is_continued_by_another(workshop: Path, uninterrupted: dict[str, bytes]) -> None:
-    """A kill leaves no chance to clean up; the old result stays until the new one is whole."""
-    out = workshop / "killed"
-    assert job(workshop, "killed", method="ptq").run() == 0
-    old = (out / artifact.TENSORS).read_bytes()
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    command = [sys.executable, "-c", KILLED, *job(workshop, "killed", **LONG).argv()]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False, timeout=300)
-    assert done.returncode == -signal.SIGKILL
-    assert (out / artifact.TENSORS).read_bytes() == old
-    assert sorted(path.name for path in (workshop / ".killed.work").iterdir()) == [
-        "module-0.safetensors",
-        "module-1.safetensors",
-        "run.json",
-    ]
-    assert job(workshop, "killed", **LONG).run("--resume") == 0
-    assert (out / artifact.TENSORS).read_bytes() == uninterrupted["mrem-s"]
-    assert [path.name for path in workshop.iterdir() if "killed" in path.name] == ["killed"]
-
-
-def test_without_resume_a_run_starts_afresh(
-    workshop: Path, uninterrupted: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ModuleTrainer, "step", at_call(15, ModuleTrainer.step))
-        assert job(workshop, "afresh", **LONG).run() == cli.EXIT_INTERRUPTED
-    steps: list[int] = []
-    step = ModuleTrainer.step
-    monkeypatch.setattr(ModuleTrainer, "step", lambda *a, **k: steps.append(a[1]) or step(*a, **k))
-    assert job(workshop, "afresh", **LONG).run() == 0
-    assert steps == [*range(STEPS), *range(STEPS)]
-    assert (workshop / "afresh" / artifact.TENSORS).read_bytes() == uninterrupted["mrem-s"]
-
-
-def test_a_cache_on_disk_gives_the_same_bits_and_is_removed(
-    workshop: Path, uninterrupted: dict[str, bytes]
-) -> None:
-    cache = {"max_memory": "0MB", "cache_dir": workshop / "scratch"}
-    assert job(workshop, "on-disk", **LONG, **cache).run() == 0
-    assert (workshop / "on-disk" / artifact.TENSORS).read_bytes() == uninterrupted["mrem-s"]
-    assert list((workshop / "scratch").iterdir()) == []

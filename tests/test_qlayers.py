@@ -24,10 +24,25 @@ from mrem_deploy.qlayers import (
 from mrem_deploy.quantizers import LearnedStep, LossAware, Ternary, make_weight_quantizer
 
 # linears of one block that are quantized
-PER_BLOCK = {"bert": 6, "roberta": 6, "xlm-roberta": 6, "electra": 6, "distilbert": 6, "mpnet": 6, "modernbert": 4}
+PER_BLOCK = {
+    "bert": 6,
+    "roberta": 6,
+    "xlm-roberta": 6,
+    "electra": 6,
+    "distilbert": 6,
+    "mpnet": 6,
+    "modernbert": 4,
+}
 # linears outside the blocks that are quantized, by head: poolers and dense layers in front of the projection
 OUTSIDE = {
-    "sequence-classification": {"bert": 1, "roberta": 1, "xlm-roberta": 1, "electra": 2, "distilbert": 1, "mpnet": 1},
+    "sequence-classification": {
+        "bert": 1,
+        "roberta": 1,
+        "xlm-roberta": 1,
+        "electra": 2,
+        "distilbert": 1,
+        "mpnet": 1,
+    },
     "token-classification": {"electra": 1},
     "question-answering": {"electra": 1},
     "feature-extraction": {"bert": 1, "roberta": 1, "xlm-roberta": 1, "electra": 1, "mpnet": 1},
@@ -109,13 +124,17 @@ def test_what_is_quantized_and_what_is_not(kind: str, head: str) -> None:
     _, student = tiny_pair(kind, head, QuantSpec(2, 2, 8))
     names = quantized_names(student)
     assert len(names) == 1 + BLOCKS * PER_BLOCK[kind] + OUTSIDE[head].get(kind, 0)
-    assert [n for n in names if isinstance(student.get_submodule(n), QuantEmbedding)] == [anatomy(student).word_embedding]
+    assert [n for n in names if isinstance(student.get_submodule(n), QuantEmbedding)] == [
+        anatomy(student).word_embedding
+    ]
     # The head, and only the final projection of it, stays a plain linear.
     plain = [name for name, part in student.named_modules() if isinstance(part, nn.Linear)]
     assert plain == [name for name in PROJECTIONS if head != "feature-extraction" and name in plain]
     assert len(plain) == (0 if head == "feature-extraction" else 1)
     # Position and token-type embeddings and MPNet's relative bias stay plain, LayerNorm as it was.
-    embeddings = {name.rpartition(".")[2] for name, part in student.named_modules() if isinstance(part, nn.Embedding)}
+    embeddings = {
+        name.rpartition(".")[2] for name, part in student.named_modules() if isinstance(part, nn.Embedding)
+    }
     assert embeddings <= {"position_embeddings", "token_type_embeddings", "relative_attention_bias"}
     assert ("position_embeddings" in embeddings) == (kind != "modernbert")
     for part in student.modules():
@@ -146,16 +165,22 @@ def test_q_k_and_v_share_one_quantizer(kind: str) -> None:
         assert isinstance(attention.input_quantizer, LearnedStep)
         seen: list[torch.Tensor] = []
         handles = [
-            student.get_submodule(linear).register_forward_pre_hook(lambda m, args, seen=seen: seen.append(args[0]))
+            student.get_submodule(linear).register_forward_pre_hook(
+                lambda m, args, seen=seen: seen.append(args[0])
+            )
             for linear in linears
         ]
         calls: list[int] = []
-        handles.append(attention.input_quantizer.register_forward_hook(lambda *_, calls=calls: calls.append(1)))
+        handles.append(
+            attention.input_quantizer.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        )
         out_of(student, batch)
         for handle in handles:
             handle.remove()
         assert len(calls) == 1  # quantized once for all three
-        assert all(isinstance(student.get_submodule(linear).input_quantizer, nn.Identity) for linear in linears)
+        assert all(
+            isinstance(student.get_submodule(linear).input_quantizer, nn.Identity) for linear in linears
+        )
         assert seen[0] is seen[1] is seen[2]
         step = attention.input_quantizer.scale
         assert torch.equal(seen[0], attention.input_quantizer(seen[0]))  # on the grid already
@@ -168,10 +193,14 @@ def test_only_softmax_and_gelu_are_asymmetric(kind: str, symmetric: bool) -> Non
     model = tiny_model(kind)
     points = activation_points(prepare(model), QuantSpec(symmetric=symmetric))
     asymmetric = {name for name, value in points.items() if value}
-    after_gelu = {"distilbert": "*ffn.lin2.input_quantizer", "modernbert": ""}.get(kind, "*.output.dense.input_quantizer")
+    after_gelu = {"distilbert": "*ffn.lin2.input_quantizer", "modernbert": ""}.get(
+        kind, "*.output.dense.input_quantizer"
+    )
     expected = {n for n in points if n.endswith("context.left") or fnmatch.fnmatch(n, after_gelu)}
     expected -= {n for n in points if "attention.output" in n}  # BERT's attention.output.dense reads no GELU
-    assert len(expected) == BLOCKS * (1 if kind == "modernbert" else 2)  # ModernBERT's gate makes its GELU signed
+    assert len(expected) == BLOCKS * (
+        1 if kind == "modernbert" else 2
+    )  # ModernBERT's gate makes its GELU signed
     assert asymmetric == (set() if symmetric else expected)
     # four products' operands per block, one point per linear that does not share, one for each shared three
     inside = BLOCKS * (4 + PER_BLOCK[kind] - (0 if kind == "modernbert" else 2))
@@ -223,7 +252,10 @@ def test_32_bits_in_one_place_leave_only_that() -> None:
     for place, spec in enumerate((QuantSpec(32, 2, 8), QuantSpec(2, 32, 8), QuantSpec(2, 2, 32))):
         _, student = tiny_pair(spec=spec)
         found = (
-            any(isinstance(p, QuantLinear) and isinstance(p.weight_quantizer, Ternary) for p in student.modules()),
+            any(
+                isinstance(p, QuantLinear) and isinstance(p.weight_quantizer, Ternary)
+                for p in student.modules()
+            ),
             any(isinstance(p, QuantEmbedding) for p in student.modules()),
             any(isinstance(p, LearnedStep) for p in student.modules()),
         )

@@ -19,7 +19,13 @@ from mrem_deploy.quantizers import (
     search_scale,
 )
 
-GRIDS = [symmetric_grid(3), activation_grid(8), activation_grid(4), asymmetric_grid(8, 17), asymmetric_grid(4, 0)]
+GRIDS = [
+    symmetric_grid(3),
+    activation_grid(8),
+    activation_grid(4),
+    asymmetric_grid(8, 17),
+    asymmetric_grid(4, 0),
+]
 
 
 def plain(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
@@ -31,13 +37,17 @@ def plain(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
 
 
 def test_lsq_symmetric_by_hand() -> None:
-    x = torch.tensor([-9.0, -1.75, -0.25, 0.0, 0.25, 0.75, 1.25, 9.0])  # with s = ½: −18, −3.5, −.5, 0, .5, 1.5, 2.5, 18
+    x = torch.tensor(
+        [-9.0, -1.75, -0.25, 0.0, 0.25, 0.75, 1.25, 9.0]
+    )  # with s = ½: −18, −3.5, −.5, 0, .5, 1.5, 2.5, 18
     came = fake_quantize(x, torch.tensor(0.5), symmetric_grid(4))
     assert came.tolist() == [-3.5, -2.0, 0.0, 0.0, 0.0, 1.0, 1.0, 3.5]
 
 
 def test_lsq_asymmetric_by_hand() -> None:
-    x = torch.tensor([-1.0, -0.5, -0.25, 0.25, 0.75, 6.5, 7.0])  # with s = ½ and z = 1: codes −1, 0, 1, 1, 3, 14, 15
+    x = torch.tensor(
+        [-1.0, -0.5, -0.25, 0.25, 0.75, 6.5, 7.0]
+    )  # with s = ½ and z = 1: codes −1, 0, 1, 1, 3, 14, 15
     came = fake_quantize(x, torch.tensor(0.5), asymmetric_grid(4, 1))
     assert came.tolist() == [-0.5, -0.5, 0.0, 0.0, 1.0, 6.5, 7.0]
     assert fake_quantize(torch.tensor([7.5]), torch.tensor(0.5), asymmetric_grid(4, 1)).tolist() == [7.0]
@@ -46,7 +56,9 @@ def test_lsq_asymmetric_by_hand() -> None:
 def test_lsq_gradients_by_hand() -> None:
     x = torch.tensor([-9.0, 0.3, 1.6, 9.0], dtype=torch.float64, requires_grad=True)
     scale = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
-    fake_quantize(x, scale, symmetric_grid(4)).backward(torch.tensor([1.0, 10.0, 100.0, 1000.0], dtype=torch.float64))
+    fake_quantize(x, scale, symmetric_grid(4)).backward(
+        torch.tensor([1.0, 10.0, 100.0, 1000.0], dtype=torch.float64)
+    )
     assert x.grad is not None
     assert scale.grad is not None
     assert x.grad.tolist() == [0.0, 10.0, 100.0, 0.0]
@@ -220,7 +232,11 @@ def test_laq_alternation_step_by_step(curvature: str, per_row: bool) -> None:
         module.diagonal.copy_(diagonal)
     else:
         diagonal = torch.ones_like(weight)
-    groups = [[(r, c) for c in range(5)] for r in range(3)] if per_row else [[(r, c) for r in range(3) for c in range(5)]]
+    groups = (
+        [[(r, c) for c in range(5)] for r in range(3)]
+        if per_row
+        else [[(r, c) for r in range(3) for c in range(5)]]
+    )
     start = module.start.reshape(-1)
     codes, alpha = module.codes_and_scale(weight)
     for number, group in enumerate(groups):
@@ -287,7 +303,9 @@ def test_a_weight_on_the_grid_keeps_its_codes(bits: int, bound: int, per_row: bo
     codes[:, 0] = bound  # each row reaches the end, else a finer grid would do as well
     weight = codes * 0.25
     module = make_weight_quantizer(weight, bits, per_row)
-    if isinstance(module, LearnedStep):  # the step is searched on a coarse grid, then learned: put it on the spot
+    if isinstance(
+        module, LearnedStep
+    ):  # the step is searched on a coarse grid, then learned: put it on the spot
         nn.init.constant_(module.log_scale, torch.tensor(0.25, dtype=torch.float64).log().item())
         weight = codes * module.scale.detach()
     assert torch.equal(plain(module, weight), weight)

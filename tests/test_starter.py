@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from mrem_deploy import cli, finetune, quantize, starter
+from mrem_deploy import cli, config, finetune, quantize, starter
 from mrem_deploy.errors import UserError
 
 TEXTS = [f"sentence number {i}\u2028 of 20" for i in range(20)]  # U+2028 is a line break to str.splitlines
@@ -190,6 +190,14 @@ def test_fine_tuning_runs_once_and_is_named_after_what_decides_it(
     assert (runs[0].epochs, runs[0].task) == (1, "text-classification")
     monkeypatch.setattr(starter, "FINETUNING", replace(starter.FINETUNING, lr=1e-5))
     assert starter.ensure_finetuned() != first
+
+
+def test_its_options_make_a_recipe(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starter, "ensure_reviews", lambda: cache / "reviews")
+    monkeypatch.setattr(starter, "ensure_finetuned", lambda: cache / "model")
+    recipe = config.make_recipe(starter.starter_options())
+    assert (recipe.model, recipe.data) == (str(cache / "model"), str(cache / "reviews"))
+    assert (recipe.task, recipe.bits, recipe.method) == ("text-classification", "4-4-8", "mrem-s")
 
 
 # -- pip -----------------------------------------------------------------------------------------------------

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tiny_bert import NEGATIVE, POSITIVE, WORDS, save_tiny_bert
 
 from mrem_deploy import cli, quantize
@@ -26,7 +29,7 @@ def sentences(count: int, seed: int) -> list[dict[str, Any]]:
     rows = []
     for _ in range(count):
         label = draw.randrange(2)
-        words = draw.choices(WORDS, k=draw.randint(1, 10)) + [draw.choice((NEGATIVE, POSITIVE)[label])]
+        words = [*draw.choices(WORDS, k=draw.randint(1, 10)), draw.choice((NEGATIVE, POSITIVE)[label])]
         rows.append({"text": " ".join(words), "label": label})
     return rows
 
@@ -41,6 +44,16 @@ def write_reviews(folder: Path) -> Path:
     write_jsonl(folder / "train.jsonl", sentences(TRAIN, seed=1))
     write_jsonl(folder / "dev.jsonl", sentences(DEV, seed=2))
     return folder
+
+
+@contextmanager
+def workshop_in(root: Path) -> Iterator[Path]:
+    """A folder with `model` and `data`; predictions are kept in a cache of its own meanwhile."""
+    save_model(root / "model")
+    write_reviews(root / "data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MREM_CACHE", str(root / "cache"))
+        yield root
 
 
 class Job:
@@ -74,3 +87,8 @@ class Job:
             return cli.run(quantize.main, self.argv(*more))
         except SystemExit as exit:  # argparse's own refusals
             return exit.code if isinstance(exit.code, int) else 1
+
+
+def job_in(workshop: Path, out: str, **options: Any) -> Job:
+    """The job on the workshop's model and data, unless they are among the options."""
+    return Job(**{"model": workshop / "model", "data": workshop / "data", "out": workshop / out} | options)

@@ -48,6 +48,8 @@ def tiny_config(kind: str, head: str = "sequence-classification") -> transformer
         "max_position_embeddings": POSITIONS,
         "num_labels": 2 if head == "question-answering" else 3,  # start and end
     }
+    if kind == "distilbert":
+        shape["hidden_dim"] = 24  # its name of the intermediate size
     if kind == "electra":
         shape["embedding_size"] = 12  # unlike the hidden size: ELECTRA then projects its embeddings
     if kind == "modernbert":
@@ -59,7 +61,10 @@ def tiny_config(kind: str, head: str = "sequence-classification") -> transformer
 
 @torch.no_grad()
 def tiny_model(
-    kind: str = "bert", head: str = "sequence-classification", dtype: torch.dtype = torch.float32, seed: int = 0
+    kind: str = "bert",
+    head: str = "sequence-classification",
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
 ) -> nn.Module:
     """A model in evaluation mode with weights that make every part of it matter."""
     model = getattr(transformers, HEADS[head]).from_config(tiny_config(kind, head)).eval().to(dtype)
@@ -143,7 +148,9 @@ def assert_same_state(came: dict[str, torch.Tensor], expected: dict[str, torch.T
     """Bit for bit: names, types and values."""
     assert came.keys() == expected.keys()
     different = [
-        name for name in came if came[name].dtype != expected[name].dtype or not torch.equal(came[name], expected[name])
+        name
+        for name in came
+        if came[name].dtype != expected[name].dtype or not torch.equal(came[name], expected[name])
     ]
     assert different == []
 

@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> Result:
         rows.append(in_fresh_process(_job(options, modules)))
     full = cache_megabytes(options.calib_size, options.length, options.geometry.hidden)
     for row in rows:
-        _add_totals(row, full, limit_mb)
+        add_totals(row, full, limit_mb)
     return Result(
         "memory",
         opt.as_settings(options),
@@ -136,17 +136,21 @@ def _job(options: argparse.Namespace, modules: int) -> Job:
     )
 
 
-def _add_totals(row: dict[str, Any], full_cache_mb: float, limit_mb: float) -> None:
-    """The three things that memory goes to. One module reads token ids and needs no cache.
+def add_totals(row: dict[str, Any], full_cache_mb: float, limit_mb: float) -> None:
+    """Peaks over all phases: of the process as measured, without any cache, and with the whole cache.
 
-    What was trained beside (`cache_mb`) is taken out of the measured peak, and the cache of the whole
-    calibration set put in; with --fill the two are the same. Mapped files count while resident, but
-    the system takes their pages back when others need them.
+    What a phase had in its cache is taken out, and the cache of the whole calibration set put in; with
+    --fill these are the same. Pages of mapped files count while resident, though the system takes them
+    back when others need them.
     """
-    row["calibration_cache_mb"] = full_cache_mb if row["modules"] > 1 else 0.0
-    resident_cache = row["mapped_mb"] if row["cache_on_disk"] else row["cache_mb"]
-    row["without_cache_mb"] = row["peak_mb"] - min(resident_cache, row["peak_mb"])
-    row["total_mb"] = row["without_cache_mb"] + row["calibration_cache_mb"]
+    phases = row["phases"]
+    row["peak_mb"] = max(phase["peak_mb"] for phase in phases)
+    row["training_mb"] = max(phase["peak_mb"] - phase["cache_mb"] for phase in phases)
+    row["cache_mb"] = full_cache_mb if row["modules"] > 1 else 0.0
+    row["total_mb"] = max(
+        phase["peak_mb"] - phase["cache_mb"] + (full_cache_mb if phase["cache_mb"] else 0.0)
+        for phase in phases
+    )
     row["fits"] = bool(row["total_mb"] <= limit_mb)
 
 
@@ -164,8 +168,8 @@ def _table(rows: list[dict[str, Any]], filled: bool) -> str:
         [
             str(row["modules"]),
             " + ".join(str(size) for size in np.diff(row["cuts"])),
-            f"{row['without_cache_mb']:,.0f}",
-            f"{row['calibration_cache_mb']:,.0f}" if row["calibration_cache_mb"] else "none",
+            f"{row['training_mb']:,.0f}",
+            f"{row['cache_mb']:,.0f}" if row["cache_mb"] else "none",
             f"{row['total_mb']:,.0f}",
             f"{row['peak_mb']:,.0f}",
             "yes" if row["fits"] else "no",
@@ -184,9 +188,10 @@ def _summary(rows: list[dict[str, Any]], options: argparse.Namespace, full_cache
     ]
     if len(rows) > 1:
         first, last = rows[0], rows[-1]
-        share = last["without_cache_mb"] / first["without_cache_mb"]
+        share = last["training_mb"] / first["training_mb"]
         lines.append(
-            f"Training with {last['modules']} modules takes {share:.0%} of the memory with {first['modules']}."
+            f"Training with {last['modules']} modules takes {share:.0%} of the memory with "
+            f"{first['modules']}, apart from the cache."
         )
     return "\n".join(lines)
 
@@ -196,12 +201,18 @@ def _draw(rows: list[dict[str, Any]], options: argparse.Namespace, limit_mb: flo
 
     figure, axes = new_figure(3.7)
     at = np.arange(len(rows))
+    models = [min(row["ready_mb"], row["training_mb"]) for row in rows]
     parts = [
-        ("models, libraries", [min(row["ready_mb"], row["without_cache_mb"]) for row in rows], SKY, None),
-        ("training", [max(row["without_cache_mb"] - row["ready_mb"], 0.0) for row in rows], BLUE, None),
+        ("models, libraries", models, SKY, None),
+        (
+            "training",
+            [row["training_mb"] - ready for row, ready in zip(rows, models, strict=True)],
+            BLUE,
+            None,
+        ),
         (
             f"cache ({'filled' if options.fill else 'computed'})",
-            [row["calibration_cache_mb"] for row in rows],
+            [row["total_mb"] - row["training_mb"] for row in rows],
             ORANGE,
             None if options.fill else "//",
         ),
@@ -213,12 +224,16 @@ def _draw(rows: list[dict[str, Any]], options: argparse.Namespace, limit_mb: flo
         bottom += height
     for x, top in zip(at, bottom, strict=True):
         axes.annotate(f"{top:.1f}", (x, top), xytext=(0, 4), textcoords="offset points", ha="center")
-    if limit_mb / 1024 < 2 * bottom.max():  # farther away it would only press the bars flat
+    if limit_mb / 1024 < 5 * bottom.max():  # farther away it would only press the bars flat
         axes.axhline(limit_mb / 1024, color=INK, linestyle=(0, (5, 2)), linewidth=1.2)
         axes.annotate(
-            f"limit {options.limit}", (at[-1] + 0.45, limit_mb / 1024), xytext=(0, 4),
-            textcoords="offset points", ha="right",
-        )  # fmt: skip
+            f"limit {options.limit}",
+            (0.99, limit_mb / 1024),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 4),
+            textcoords="offset points",
+            ha="right",
+        )
     axes.set_xticks(at, [str(row["modules"]) for row in rows])
     axes.set(
         xlabel="modules",

@@ -23,6 +23,7 @@ from mrem_deploy.benchmarks.quantized import check_quantized, expected_quantizer
 from mrem_deploy.benchmarks.timing import alternate
 from mrem_deploy.config import Recipe, parse_bits
 from mrem_deploy.errors import UserError
+from mrem_deploy.memory import keep_large_blocks
 from mrem_deploy.models import Part, anatomy, carve
 from mrem_deploy.numerics import FULL_PRECISION
 from mrem_deploy.partition import module_cuts
@@ -83,6 +84,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Result:
     opt.fill_in(options, DEFAULTS)
     _check(options)
+    keep_large_blocks()  # as a real run does
     teacher = random_model(options.geometry, options.seed).requires_grad_(False)
     prepare(teacher)
     cuts = module_cuts(teacher, options.modules)
@@ -132,10 +134,12 @@ def time_variant(
     checked = check_quantized(part, quantized, expected_quantizers(teacher, recipe.spec), tokens, noisy)
 
     settings = TrainSettings(MANY_STEPS, recipe.lr, recipe.step_lr, options.batch_size, options.seed)
-    steps = [stepper(ModuleTrainer(part, student, settings), batches) for student in (plain, quantized)]
-    for step, student in zip(steps, (plain, quantized), strict=True):
-        check_trains(step, student)
-    times = alternate(*steps, options.rounds, options.warmup, after_call=after_step)
+    plain_step, quantized_step = (
+        stepper(ModuleTrainer(part, student, settings), batches) for student in (plain, quantized)
+    )
+    check_trains(plain_step, plain)
+    check_trains(quantized_step, quantized)
+    times = alternate(plain_step, quantized_step, options.rounds, options.warmup, after_call=after_step)
     return {**times.as_dict(), "checked": checked}
 
 
@@ -147,7 +151,9 @@ def unquantized_student(teacher: torch.nn.Module) -> torch.nn.Module:
     with torch.no_grad():
         for parameter in student.parameters():
             parameter.mul_(STRETCH)
-    student.get_submodule(anatomy(student).word_embedding).sparse = True
+    embedding = student.get_submodule(anatomy(student).word_embedding)
+    assert isinstance(embedding, torch.nn.Embedding)
+    embedding.sparse = True
     return student.requires_grad_(True)
 
 
@@ -236,8 +242,8 @@ def _summary(rows: list[dict[str, Any]], cuts: list[int], options: argparse.Name
     within = "within" if worst["ratio"] <= AIM else "above"
     return (
         f"{options.geometry}, module {options.module} of {options.modules} (blocks {first}–{stop - 1}), "
-        f"batch {options.batch_size} × {options.length} tokens, {torch.get_num_threads()} thread(s); medians of "
-        f"{options.rounds} interleaved rounds.\n"
+        f"batch {options.batch_size} × {options.length} tokens, {torch.get_num_threads()} thread(s); "
+        f"medians of {options.rounds} interleaved rounds.\n"
         f"The dearest is {worst['bits']} {_style_name(worst['per_channel'])} at {worst['ratio']:.2f}×, "
         f"{within} the aim of {AIM}×."
     )
@@ -264,7 +270,7 @@ def _draw(rows: list[dict[str, Any]], options: argparse.Namespace) -> Figure:
         textcoords="offset points",
     )
     axes.set_yticks(range(len(rows)), [f"{row['bits']} {_style_name(row['per_channel'])}" for row in rows])
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.1, -0.6)  # from top to bottom, with room for the label of the aim
     axes.grid(visible=False, axis="y")
     axes.set(
         xlabel="time of a quantized step / unquantized step (median, quartiles, range)",

@@ -28,11 +28,18 @@ class ActivationCache:
         if self.megabytes <= max_memory_mb:
             self._streams = [torch.empty(shape) for _ in range(2)]
             return
-        self._folder = Path(tempfile.mkdtemp(prefix="mrem-cache-", dir=_usable(folder, self.megabytes)))
-        self._streams = [
-            torch.from_numpy(np.memmap(self._folder / name, dtype=np.float32, mode="w+", shape=shape))
-            for name in ("clean.bin", "noisy.bin")
-        ]
+        where = _usable(folder, self.megabytes)
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="mrem-cache-", dir=where))
+            self._streams = [
+                torch.from_numpy(np.memmap(self._folder / name, dtype=np.float32, mode="w+", shape=shape))
+                for name in ("clean.bin", "noisy.bin")
+            ]
+        except OSError as error:
+            self.close()
+            raise UserError(
+                f"the activation cache cannot be written to {where}: {error}", "give another --cache-dir"
+            ) from error
 
     @property
     def on_disk(self) -> bool:

@@ -6,6 +6,7 @@ quantized input of the module, and returns the loss and both outputs (paper, alg
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mrem_deploy.errors import UserError
 from mrem_deploy.models import Part
 from mrem_deploy.qlayers import QuantEmbedding, QuantLinear
 from mrem_deploy.quantizers import LearnedStep, LossAware
@@ -36,6 +38,16 @@ class TrainSettings:
 def teacher_forcing(step: int, anneal_steps: float) -> float:
     """λ_t = max(1 − t/T₀, 0) (paper, section on annealed teacher forcing)."""
     return max(1.0 - step / anneal_steps, 0.0) if anneal_steps > 0 else 0.0
+
+
+def finite(loss: torch.Tensor, step: int) -> float:
+    """The loss as a number; NaN would otherwise be found only when the trained model is scored."""
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise UserError(
+            f"the loss became {value} at step {step + 1}: the training diverged", "lower --lr and --step-lr"
+        )
+    return value
 
 
 class LocalOptimizer:
@@ -108,6 +120,8 @@ class LocalOptimizer:
         """LAQ's D = √v̂ + ε from Adam's bias-corrected second moment."""
         for weight, quantizer in self._loss_aware:
             state = self.optimizers[0].state[weight]
+            if not state:  # no gradient reaches it, as the pooler of a bare encoder
+                continue
             corrected = state["exp_avg_sq"] / (1.0 - ADAM_BETAS[1] ** float(state["step"]))
             assert quantizer.diagonal is not None  # curvature "adam" has one
             quantizer.diagonal.copy_(corrected.sqrt_().add_(ADAM_EPS))
@@ -151,4 +165,4 @@ class ModuleTrainer:
         output = self.student(noisy, batch)
         loss = torch.stack(reconstruction_terms(output, target, batch["attention_mask"])).sum()
         self.optimizer.update(loss, step)
-        return StepResult(float(loss.detach()), target.hidden[-1], output.hidden[-1].detach())
+        return StepResult(finite(loss, step), target.hidden[-1], output.hidden[-1].detach())

@@ -23,7 +23,7 @@ from mrem_deploy.models import Part, carve
 from mrem_deploy.progress import bar
 from mrem_deploy.qlayers import Matmul, QuantEmbedding, QuantLinear
 from mrem_deploy.train.checkpoint import CheckpointStore
-from mrem_deploy.train.mrem import LocalOptimizer, TrainSettings
+from mrem_deploy.train.mrem import LocalOptimizer, TrainSettings, finite
 from mrem_deploy.train.sequential import CacheSettings, Streams, TrainLog
 
 
@@ -116,13 +116,18 @@ def _stop_at(watched: list[nn.Module], seen: list[Any], inputs: bool) -> Iterato
             handle.remove()
 
 
-def _valid_mse(student: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean squared error over real tokens, for (B, T, H), attention's (B, heads, T, ·) and pooled (B, H)."""
+def _valid_mse(
+    student: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor, keys: bool = False
+) -> torch.Tensor:
+    """Mean squared error over real tokens, for (B, T, H), attention's (B, heads, T, ·) and pooled (B, H).
+
+    `keys` says that the last dimension are tokens as well; the shape cannot, when T is the head's width.
+    """
     squared = (student - teacher).square()
     real = mask.to(squared.dtype)
     if squared.dim() == 4:
         weights = real[:, None, :, None]
-        if squared.shape[-1] == squared.shape[-2] == mask.shape[1]:  # scores: real queries × real keys
+        if keys:  # scores: real queries × real keys
             weights = weights * real[:, None, None, :]
     elif squared.dim() == 3:
         weights = real[:, :, None]
@@ -186,9 +191,11 @@ def _train_unit(
                 student(noisy, tokens)
         outputs = unit(inputs[0])
         mask = tokens["attention_mask"]
-        loss = torch.stack([_valid_mse(o, t, mask) for o, t in zip(outputs, targets, strict=True)]).sum()
+        keys = unit.name.endswith(".scores")
+        terms = [_valid_mse(o, t, mask, keys) for o, t in zip(outputs, targets, strict=True)]
+        loss = torch.stack(terms).sum()
         optimizer.update(loss, step)
-        curve.append((step, float(loss.detach())))
+        curve.append((step, finite(loss, step)))
         shown.update()
     return curve
 

@@ -63,9 +63,13 @@ class Streams:
         )
         if target.on_disk and self.cache is None:
             say(f"activation cache: {target.megabytes:.0f} MB, memory-mapped on disk")
-        for indices in track(sorted_batches(self.calibration.lengths, self.batch_size), label):
-            tokens, clean, noisy = self.batch(indices, device)
-            target.put(indices, teacher(clean, tokens).hidden[-1], student(noisy, tokens).hidden[-1])
+        try:
+            for indices in track(sorted_batches(self.calibration.lengths, self.batch_size), label):
+                tokens, clean, noisy = self.batch(indices, device)
+                target.put(indices, teacher(clean, tokens).hidden[-1], student(noisy, tokens).hidden[-1])
+        except BaseException:
+            target.close()  # `close` does not know it yet, and its files may be gigabytes
+            raise
         self.cache = target
 
     def close(self) -> None:

@@ -1,0 +1,461 @@
+"""The benchmarks on a tiny geometry: that they measure what they say, not how fast this machine is."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mrem_deploy import benchmark, cli
+from mrem_deploy.benchmarks import memory, memory_job, options, step
+from mrem_deploy.benchmarks.geometry import Geometry, parse_geometry, random_model, random_tokens
+from mrem_deploy.benchmarks.output import check_folder, table
+from mrem_deploy.benchmarks.quantized import check_quantized, expected_quantizers, names_outside
+from mrem_deploy.benchmarks.timing import Comparison, alternate, quartiles
+from mrem_deploy.config import Recipe
+from mrem_deploy.errors import UserError
+from mrem_deploy.models import Part, carve
+from mrem_deploy.pipeline import make_student
+from mrem_deploy.qlayers import QuantLinear, prepare
+from mrem_deploy.quantizers import LearnedStep
+from mrem_deploy.train.mrem import ModuleTrainer, TrainSettings
+
+TINY = "16x3x2x32x50"  # hidden, layers, heads, intermediate, vocabulary
+SHAPE = ["--geometry", TINY, "--batch-size", "2", "--length", "6"]
+CUTS = [0, 1, 2, 3]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def read(verb: Any, *arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    verb.add_options(parser)
+    return parser.parse_args(list(arguments))
+
+
+# -- shapes ------------------------------------------------------------------------------------------------
+
+
+def test_geometries_by_name_and_by_numbers() -> None:
+    assert parse_geometry("bert-base") == Geometry(768, 12, 12, 3072, 30522)
+    assert parse_geometry("256x4x8x1024") == Geometry(256, 4, 8, 1024, 30522)
+    assert parse_geometry(TINY) == Geometry(16, 3, 2, 32, 50)
+    for text in ("bert-large", "minilm-l6", TINY):
+        assert str(parse_geometry(text)) == text
+
+
+def test_a_random_model_has_the_shape_and_only_the_seed_decides_its_weights() -> None:
+    state = torch.random.get_rng_state()
+    first, again, other = (random_model(parse_geometry(TINY), seed) for seed in (0, 0, 1))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert not first.training  # dropout would cost time and memory that a run does not have
+    weights = first.bert.encoder.layer[2].output.dense.weight
+    assert weights.shape == (16, 32)
+    assert torch.equal(weights, again.bert.encoder.layer[2].output.dense.weight)
+    assert not torch.equal(weights, other.bert.encoder.layer[2].output.dense.weight)
+
+
+def test_random_tokens_fill_every_place() -> None:
+    tokens = random_tokens(parse_geometry(TINY), examples=40, length=6, seed=0)
+    batch = tokens.batch(np.arange(40))
+    assert batch["input_ids"].shape == (40, 6)
+    assert batch["attention_mask"].all()
+    assert batch["input_ids"].min() >= 0
+    assert 40 < batch["input_ids"].max() < 50  # 240 draws out of 50 words come near the end
+
+
+# -- timing ------------------------------------------------------------------------------------------------
+
+
+def test_rounds_alternate_and_the_warm_up_is_not_counted() -> None:
+    now = 0.0
+    calls: list[str] = []
+    durations = {"base": iter([9.0, 1.0, 2.0, 4.0]), "other": iter([9.0, 3.0, 3.0, 4.0])}
+
+    def work(name: str) -> None:
+        nonlocal now
+        calls.append(name)
+        now += next(durations[name])
+
+    ticks = itertools.count(1)
+    last_tick = 0
+
+    def tick() -> None:
+        nonlocal last_tick
+        last_tick = next(ticks)
+
+    times = alternate(lambda: work("base"), lambda: work("other"), 3, 1, clock=lambda: now, after_call=tick)
+    assert calls == ["base", "other"] * 4
+    assert last_tick == 8
+    assert times == Comparison((1.0, 2.0, 4.0), (3.0, 3.0, 4.0))
+
+
+def test_the_ratio_is_the_median_of_neighbours_not_the_ratio_of_medians() -> None:
+    result = Comparison((1.0, 2.0, 10.0), (1.5, 2.0, 20.0)).as_dict()  # ratios 1.5, 1, 2
+    assert result["base_seconds"] == 2.0
+    assert result["seconds"] == 2.0
+    assert result["ratio"] == 1.5
+    assert result["ratio_quartiles"] == [1.25, 1.75]
+    assert result["ratio_range"] == [1.0, 2.0]
+    assert result["rounds"] == [[1.0, 1.5], [2.0, 2.0], [10.0, 20.0]]
+
+
+def test_quartiles_by_hand() -> None:
+    assert quartiles((5.0, 1.0, 4.0, 2.0, 3.0)) == (2.0, 3.0, 4.0)
+    assert quartiles((7.0,)) == (7.0, 7.0, 7.0)
+
+
+# -- options and output ------------------------------------------------------------------------------------
+
+
+def test_quick_changes_only_what_was_not_given() -> None:
+    full = options.fill_in(read(step), step.DEFAULTS)
+    quick = options.fill_in(read(step, "--quick", "--rounds", "33"), step.DEFAULTS)
+    assert (str(full.geometry), full.batch_size, full.length) == ("bert-base", 32, 128)
+    assert full.bits == ("8-8-8", "4-4-8", "2-2-8", "2-2-4")
+    assert str(quick.geometry) == "minilm-l6"
+    assert quick.rounds == 33
+    json.dumps(options.as_settings(quick))
+
+
+def test_table_is_aligned_markdown() -> None:
+    assert table(["name", "s"], [["a", "1.25"], ["longer", "10"]]).splitlines() == [
+        "| name   |    s |",
+        "|--------|-----:|",
+        "| a      | 1.25 |",
+        "| longer |   10 |",
+    ]
+
+
+def test_help_lists_every_benchmark_and_each_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmark.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for verb, what in benchmark.VERBS.items():
+        assert verb in shown
+        assert what in shown
+        with pytest.raises(SystemExit) as stop:
+            benchmark.main([verb, "--help"])
+        assert stop.value.code == 0
+        assert f"mrem_deploy.benchmark {verb}" in capsys.readouterr().out
+
+
+BAD = [
+    (["latency-of-tea"], "no benchmark 'latency-of-tea'"),
+    (["memory", "--geometry", "bert-huge"], "--geometry 'bert-huge' is unknown"),
+    (["memory", "--geometry", "16x2x0x32"], "at least 1"),
+    (["memory", "--geometry", "16x2x3x32"], "16 hidden units cannot be cut into 3 heads"),
+    (["memory", "--geometry", TINY, "--modules", "1,4"], "must be 1 to 3; got 4"),
+    (["memory", "--modules", "1,,4"], "--modules must be different values"),
+    (["memory", "--modules", "2,2"], "--modules must be different values"),
+    (["memory", "--modules", "0"], "--modules must be a whole number of at least 1; got '0'"),
+    (["memory", "--steps", "1"], "--steps must be a whole number of at least 2"),
+    (["memory", "--bits", "5-5-8"], "5 bits for weights are not supported"),
+    (["memory", "--fill", "tape"], "--fill must be ram or disk; got 'tape'"),
+    (["memory", "--cache-dir", "somewhere"], "--cache-dir is for memory-mapped files"),
+    (["memory", "--limit", "much"], "--limit must be a size such as 24GB"),
+    (["memory", "--fill", "--calib-size", str(10**9)], "the cache needs"),
+    (["step", "--bits", "32-4-32"], "--bits 32-4-32 leaves nothing to compare"),
+    (["step", "--bits", "4-4-8,four"], "--bits must be three numbers"),
+    (["step", "--geometry", TINY, "--modules", "3", "--module", "4"], "--module must be 1 to 3"),
+    (["step", "--geometry", TINY, "--modules", "4"], "so --modules must be 1 to 3; got 4"),
+    (["step", "--length", "513"], "--length must be a whole number, 3 to 512"),
+    (["step", "--rounds", "-1"], "--rounds must be a whole number of at least 1"),
+    (["step", "--seed", "1.5"], "--seed must be a whole number"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(line) for line, _ in BAD])
+def test_bad_options_are_explained(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(benchmark.main, arguments) == cli.EXIT_USER_ERROR
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "→" in shown  # what to do
+
+
+def test_a_result_folder_that_cannot_be_is_refused_before_measuring(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        check_folder(str(tmp_path / "taken"))
+    with pytest.raises(UserError):
+        check_folder(str(tmp_path / "taken" / "below"))
+    assert check_folder(str(tmp_path / "new")) == tmp_path / "new"
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+# -- step --------------------------------------------------------------------------------------------------
+
+
+def students(module: int, bits: str = "4-4-8", per_channel: bool = False) -> tuple[Any, Part, Part, Recipe]:
+    """The teacher, its part and the quantized part, of one block each."""
+    geometry = parse_geometry(TINY)
+    teacher = random_model(geometry, 0).requires_grad_(False)
+    prepare(teacher)
+    part = carve(teacher, CUTS)[module]
+    recipe = Recipe(
+        bits=bits,
+        per_channel=per_channel,
+        batch_size=2,
+        init_batches=1,
+        keep_fp=names_outside(teacher, part),
+    )
+    student = make_student(teacher, recipe, random_tokens(geometry, 2, 6, 0))
+    return teacher, part, carve(student, CUTS)[module], recipe
+
+
+def inputs(module: int) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+    batch = random_tokens(parse_geometry(TINY), 2, 6, 0).batch(np.arange(2))
+    hidden = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0))
+    return batch, hidden if module else None
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        # A block has q, k, v, attention output and two feed-forward weights; q, k and v share one of the
+        # four input steps, and the two products inside attention have four more.
+        (0, {"weights": 6, "activations": 8, "embeddings": 1}),
+        (1, {"weights": 6, "activations": 8, "embeddings": 0}),
+        (2, {"weights": 7, "activations": 9, "embeddings": 0}),  # with the pooler, without the classifier
+    ],
+)
+@pytest.mark.parametrize(("bits", "per_channel"), [("8-8-8", False), ("4-4-8", True), ("2-2-4", False)])
+def test_a_quantized_module_is_recognised(
+    module: int, expected: dict[str, int], bits: str, per_channel: bool
+) -> None:
+    teacher, part, quantized, recipe = students(module, bits, per_channel)
+    assert expected_quantizers(teacher, recipe.spec) == expected
+    checked = check_quantized(part, quantized, expected, *inputs(module))
+    assert checked.pop("relative_difference") > 1e-3
+    assert checked == expected
+
+
+def test_an_unquantized_module_is_not_taken_for_a_quantized_one() -> None:
+    teacher, part, quantized, recipe = students(1)
+    expected = expected_quantizers(teacher, recipe.spec)
+    plain = carve(step.unquantized_student(teacher), CUTS)[1]
+    with pytest.raises(AssertionError, match="expected quantizers"):
+        check_quantized(part, plain, expected, *inputs(1))
+    with pytest.raises(AssertionError, match="changes the output by 0"):
+        check_quantized(part, part, dict.fromkeys(expected, 0), *inputs(1))
+    layer = next(m for m in quantized.modules() if isinstance(m, QuantLinear))
+    layer.weight_quantizer = nn.Identity()
+    with pytest.raises(AssertionError, match="'weights': 5"):
+        check_quantized(part, quantized, expected, *inputs(1))
+
+
+def test_a_quantizer_that_leaves_its_grid_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher, part, quantized, recipe = students(1)
+    expected = expected_quantizers(teacher, recipe.spec)
+    monkeypatch.setattr(LearnedStep, "forward", lambda self, x: x)
+    with pytest.raises(AssertionError, match="off its grid"):
+        check_quantized(part, quantized, expected, *inputs(1))
+
+
+def test_a_quantizer_that_does_not_run_is_found() -> None:
+    teacher, part, quantized, recipe = students(1)
+    expected = expected_quantizers(teacher, recipe.spec)
+    layer = next(m for m in quantized.modules() if isinstance(m, QuantLinear))
+    layer.forward = lambda x: nn.functional.linear(x, layer.weight, layer.bias)  # type: ignore[method-assign]
+    with pytest.raises(AssertionError, match="did not run"):
+        check_quantized(part, quantized, expected, *inputs(1))
+
+
+@pytest.mark.parametrize("module", [0, 1, 2])
+def test_both_students_train_and_leave_no_gradients_behind(module: int) -> None:
+    teacher, part, quantized, _ = students(module)
+    plain = carve(step.unquantized_student(teacher), CUTS)[module]
+    batch, hidden = inputs(module)
+    for student in (plain, quantized):
+        trainer = ModuleTrainer(part, student, TrainSettings(10, 1e-4, 1e-3, 2, 0))
+        step.check_trains(step.stepper(trainer, [(batch, hidden, hidden)]), student)
+        # Gradients of a finished module would lie in memory while all the others are trained.
+        assert all(parameter.grad is None for parameter in student.parameters())
+
+
+def test_a_student_that_does_not_train_is_found() -> None:
+    teacher, part, _, _ = students(1)
+    batch, hidden = inputs(1)
+    student = carve(step.unquantized_student(teacher), CUTS)[1]
+    frozen = ModuleTrainer(part, student, TrainSettings(10, 0.0, 0.0, 2, 0))
+    with pytest.raises(AssertionError, match=r"unmoved: .*query"):
+        step.check_trains(step.stepper(frozen, [(batch, hidden, hidden)]), student)
+    twin = carve(copy.deepcopy(teacher).requires_grad_(True), CUTS)[1]
+    equal = ModuleTrainer(part, twin, TrainSettings(10, 1e-4, 1e-3, 2, 0))
+    with pytest.raises(AssertionError, match="loss 0"):
+        step.check_trains(step.stepper(equal, [(batch, hidden, hidden)]), twin)
+
+
+def test_the_stepper_counts_steps_and_takes_batches_in_turn() -> None:
+    seen: list[Any] = []
+
+    class Trainer:
+        def step(self, *arguments: Any) -> argparse.Namespace:
+            seen.append(arguments)
+            return argparse.Namespace(loss=1.0)
+
+    call = step.stepper(Trainer(), [("a", 1, 2), ("b", 3, 4)])  # type: ignore[arg-type, list-item]
+    assert [call() for _ in range(3)] == [1.0] * 3
+    assert seen == [(0, "a", 1, 2), (1, "b", 3, 4), (2, "a", 1, 2)]
+
+
+@pytest.mark.usefixtures("here")
+def test_step_writes_its_numbers_and_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["step", *SHAPE, "--modules", "3", "--module", "1", "--bits", "2-2-8", "--rounds", "3"]
+    assert cli.run(benchmark.main, [*line, "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "| 2-2-8 |  per tensor |" in shown
+    assert "| 2-2-8 | per channel |" in shown
+    written = json.loads((tmp_path / "step.json").read_text(encoding="utf-8"))
+    assert written["benchmark"] == "step"
+    assert written["settings"]["geometry"] == TINY
+    assert written["settings"]["blocks"] == [0, 1]
+    assert written["environment"]["torch"] == str(torch.__version__)
+    assert written["date"] == written["environment"]["date"]
+    assert [(row["bits"], row["per_channel"]) for row in written["rows"]] == [
+        ("2-2-8", False),
+        ("2-2-8", True),
+    ]
+    for row in written["rows"]:
+        assert len(row["rounds"]) == 3
+        assert all(seconds > 0 for pair in row["rounds"] for seconds in pair)
+        assert row["checked"]["embeddings"] == 1
+    assert (tmp_path / "step.png").read_bytes().startswith(PNG)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step.json", "step.png"]
+
+
+# -- memory ------------------------------------------------------------------------------------------------
+
+
+def job(**changes: Any) -> memory_job.Job:
+    values: dict[str, Any] = {
+        "geometry": parse_geometry(TINY),
+        "modules": 3,
+        "bits": "4-4-8",
+        "batch_size": 2,
+        "length": 6,
+        "steps": 2,
+        "examples": 5,  # not a multiple of the batch: the last batch is short
+        "on_disk": False,
+        "cache_dir": None,
+        "threads": 0,
+        "seed": 0,
+    }
+    return memory_job.Job(**values | changes)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure in this process, and leave the tests' own memory allocator alone."""
+    for module in ("mrem_deploy.memory", "mrem_deploy.benchmarks.step"):
+        monkeypatch.setattr(f"{module}.keep_large_blocks", lambda: True)
+    monkeypatch.setattr(memory, "in_fresh_process", memory_job.measure)
+
+
+def test_size_of_the_cache_by_hand() -> None:
+    # 4,096 sentences × 128 tokens × 768 values × 4 bytes = 1.5 GiB, twice
+    assert memory_job.cache_megabytes(4096, 128, 768) == 3072.0
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_the_cache_is_really_filled(on_disk: bool, tmp_path: Path) -> None:
+    cache = memory_job.filled_cache(job(on_disk=on_disk, cache_dir=tmp_path))
+    assert cache.on_disk is on_disk
+    assert cache.megabytes == memory_job.cache_megabytes(5, 6, 16)
+    files = {path.name: path.stat().st_size for path in tmp_path.rglob("*.bin")}
+    assert files == ({"clean.bin": 5 * 6 * 16 * 4, "noisy.bin": 5 * 6 * 16 * 4} if on_disk else {})
+    clean, noisy = cache.get(np.arange(5), 6)
+    assert (clean != 0).all()
+    assert torch.allclose(noisy - clean, torch.tensor(0.01), atol=1e-6)  # float32 of values up to 4
+    cache.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("here")
+def test_every_module_is_trained_and_all_but_the_first_have_the_cache(tmp_path: Path) -> None:
+    row = memory_job.measure(job())
+    assert row["cuts"] == CUTS
+    assert [phase["name"] for phase in row["phases"]] == [
+        "initialise",
+        "module 1/3",
+        "module 2/3",
+        "module 3/3",
+    ]
+    size = memory_job.cache_megabytes(5, 6, 16)
+    assert [phase["cache_mb"] for phase in row["phases"]] == [0.0, 0.0, size, size]
+    assert all(phase["peak_mb"] > 50 for phase in row["phases"])  # Python with torch is larger than that
+    assert len(row["losses"]) == 3
+    whole = memory_job.measure(job(modules=1))
+    assert [phase["cache_mb"] for phase in whole["phases"]] == [0.0, 0.0]
+    assert whole["cached_examples"] == 0
+    memory_job.measure(job(modules=2, on_disk=True, cache_dir=tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_totals_by_hand() -> None:
+    """The cache that was there comes out, the whole one goes in, and only where there is one."""
+    phases = [
+        {"name": "initialise", "peak_mb": 300.0, "cache_mb": 0.0},
+        {"name": "module 1/2", "peak_mb": 900.0, "cache_mb": 0.0},
+        {"name": "module 2/2", "peak_mb": 880.0, "cache_mb": 10.0},
+    ]
+    row: dict[str, Any] = {"modules": 2, "phases": phases}
+    memory.add_totals(row, full_cache_mb=200.0, limit_mb=1000.0)
+    assert (row["peak_mb"], row["training_mb"], row["cache_mb"], row["total_mb"]) == (900, 900, 200, 1070)
+    assert row["fits"] is False
+    small: dict[str, Any] = {"modules": 2, "phases": phases}
+    memory.add_totals(small, full_cache_mb=20.0, limit_mb=1000.0)  # the first module remains the heaviest
+    assert small["total_mb"] == 900.0
+    assert small["fits"] is True
+    single: dict[str, Any] = {"modules": 1, "phases": phases[:2]}
+    memory.add_totals(single, full_cache_mb=200.0, limit_mb=1000.0)
+    assert (single["cache_mb"], single["total_mb"]) == (0.0, 900.0)
+
+
+@pytest.mark.usefixtures("here")
+def test_memory_writes_its_numbers_and_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["memory", *SHAPE, "--modules", "1,3", "--steps", "2", "--calib-size", "20"]
+    assert cli.run(benchmark.main, [*line, "--fill", "disk", "--cache-dir", str(tmp_path / "cache")]) == 0
+    assert "cache, MB (filled)" in capsys.readouterr().out
+    assert cli.run(benchmark.main, [*line, "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    assert "1 + 1 + 1" in shown
+    assert "cache, MB (computed)" in shown
+    written = json.loads((tmp_path / "out" / "memory.json").read_text(encoding="utf-8"))
+    assert written["settings"]["modules"] == [1, 3]
+    assert [row["modules"] for row in written["rows"]] == [1, 3]
+    assert [row["cached_examples"] for row in written["rows"]] == [0, 4]  # 2 steps of 2; 20 are computed
+    assert written["rows"][1]["cache_mb"] == memory_job.cache_megabytes(20, 6, 16)
+    assert written["rows"][0]["peak_kind"] == written["rows"][1]["peak_kind"]
+    assert (tmp_path / "out" / "memory.png").read_bytes().startswith(PNG)
+
+
+def die(job: memory_job.Job) -> None:
+    os._exit(9)
+
+
+@pytest.mark.slow
+def test_a_killed_measurement_is_explained_and_this_process_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_job, "measure", die)
+    with pytest.raises(UserError, match="most likely for want of memory"):
+        memory_job.in_fresh_process(job())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("here")
+def test_a_measurement_in_a_fresh_process() -> None:
+    ballast = torch.ones(400 * 2**18)  # 400 MB that a process of its own does not have
+    apart = memory_job.in_fresh_process(job(modules=2))
+    beside = memory_job.measure(job(modules=2))
+    del ballast
+    assert apart["phases"][0]["peak_mb"] < beside["phases"][0]["peak_mb"] - 200
+    assert apart["losses"] == pytest.approx(beside["losses"], rel=1e-4)  # other threads, other order of sums
