@@ -116,7 +116,8 @@ def _read_manifest(folder: Path) -> dict:
     version = manifest.get("format_version")
     if manifest.get("format") != FORMAT or version != FORMAT_VERSION:
         raise UserError(
-            f"{path} has format {manifest.get('format')!r} version {version!r}; this release reads version {FORMAT_VERSION}",
+            f"{path} has format {manifest.get('format')!r} version {version!r}; "
+            f"this release reads version {FORMAT_VERSION}",
             "use the release of mrem_deploy that wrote it, or quantize again",
         )
     return manifest

@@ -236,7 +236,7 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
         # YAML reads an unquoted `yes` as true and 2024-01-01 as a date: no text, and no number either.
         if not isinstance(value, str | int | float | os.PathLike) or isinstance(value, bool):
             raise TypeError
-        if kind is int and int(value) != float(value):
+        if kind is int and (isinstance(value, os.PathLike) or int(value) != float(value)):
             raise ValueError
         return kind(value)
     except (TypeError, ValueError, OverflowError):

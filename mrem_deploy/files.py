@@ -81,7 +81,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
                 os.rename(path, old)
             try:
                 os.rename(temporary, path)
-            except OSError:
+            except BaseException:  # an interruption as well: without this, neither would be in place
                 if old.exists():
                     os.rename(old, path)
                 raise

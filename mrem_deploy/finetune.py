@@ -11,7 +11,6 @@ import argparse
 import hashlib
 import math
 import re
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,11 +22,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mrem_deploy import cli
 from mrem_deploy.batching import encode
+from mrem_deploy.checks import check_device, check_out
 from mrem_deploy.data import Columns, Task, TaskData, Texts, label_order, open_task, sample
 from mrem_deploy.environment import PeakMemory, describe
 from mrem_deploy.errors import UserError
 from mrem_deploy.evaluate import predict, torch_predictor
-from mrem_deploy.files import atomic_folder, explained, write_json
+from mrem_deploy.files import atomic_folder, write_json
 from mrem_deploy.loading import check_max_length, load_model, quiet_transformers
 from mrem_deploy.metrics import score
 from mrem_deploy.progress import say
@@ -93,8 +93,9 @@ def _bad(name: str, expected: str, came: Any) -> UserError:
 def finetune(settings: FinetuneSettings, resume: bool = False, overwrite: bool = False) -> Path:
     """Train, evaluate and write the model folder; returns it. `resume` goes on from a checkpoint."""
     started = time.perf_counter()
-    out = _check_out(settings, overwrite)
-    device = _device(settings.device)
+    read = {"model": settings.model, "data": settings.data, "eval_data": settings.eval_data}
+    out = check_out(settings.out, read, marker=RECORD, overwrite=overwrite)
+    device = check_device(settings.device)
     columns = Columns(settings.text_column, settings.text_pair_column, settings.label_column)
     task_data = open_task(settings.task, settings.data, columns, settings.eval_data)
     task, texts, evaluation = task_data.task, _labelled(task_data), task_data.evaluation()
@@ -214,41 +215,6 @@ def _evaluate(
 
 def _digest(tokens: str, targets: torch.Tensor) -> str:
     return hashlib.sha256(tokens.encode() + targets.numpy().tobytes()).hexdigest()[:16]
-
-
-def _check_out(settings: FinetuneSettings, overwrite: bool) -> Path:
-    """Refuse before training what could not, or should not, be written after it."""
-    out = Path(settings.out).expanduser().absolute()
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file; a folder is expected.", "Give a new folder.")
-    for name in ("model", "data", "eval_data"):
-        source = getattr(settings, name)
-        if source and Path(source).expanduser().resolve().is_relative_to(out.resolve()):
-            raise UserError(
-                f"--out {out} holds the --{name.replace('_', '-')} that is read; it would be replaced.",
-                "Give another folder for the result.",
-            )
-    if out.is_dir() and any(out.iterdir()) and not (out / RECORD).exists() and not overwrite:
-        raise UserError(
-            f"--out {out} is not empty and was not written by this command.",
-            "Give a new folder, or --overwrite to replace all that is in it; nothing was touched.",
-        )
-    with explained(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=out.parent).close()
-    return out
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"--device {name!r} is unknown.", "Use auto, cpu, cuda or cuda:0.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"--device {name}: torch sees no GPU here.", "Use --device cpu.")
-    return device
 
 
 def build_parser() -> argparse.ArgumentParser:

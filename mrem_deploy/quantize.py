@@ -17,7 +17,8 @@ examples:
   python -m mrem_deploy.quantize --model my-bert-sst2 --task sst2 --data glue/SST-2 --out result
   python -m mrem_deploy.quantize --model my-bert --task text-classification --data reviews.csv \\
       --text-column review --label-column stars --bits 2-2-8 --steps 500 --out result
-  python -m mrem_deploy.quantize --model my-embedder --task feature-extraction --data sentences.txt --out result
+  python -m mrem_deploy.quantize --model my-embedder --task feature-extraction \\
+      --data sentences.txt --out result
   python -m mrem_deploy.quantize --config result/recipe.yaml --out again      (the same run once more)
   python -m mrem_deploy.quantize --config result/recipe.yaml --resume         (after an interruption)
 """
@@ -61,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _absolute(values: dict[str, Any]) -> dict[str, str]:
+def _absolute(values: dict[str, Any]) -> dict[str, Any]:
     """Local paths as absolute ones, so that the recipe works from any folder."""
     given = ("model", "data", "eval_data", "out", "cache_dir")
     paths = {name: Path(values[name]).expanduser() for name in given if values[name]}
@@ -76,12 +77,14 @@ def summary(folder: Path) -> str:
     """The few lines a person wants to see at the end."""
     result = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     accuracy, size, cost = result["accuracy"], result["size"], result["cost"]
+    before, after = accuracy["full_precision"], accuracy["quantized"]
+    minutes = cost["train_seconds"] / 60, cost["total_seconds"] / 60
     return "\n".join(
         [
-            f"{accuracy['metric']}: {accuracy['full_precision']:.2f} full precision → {accuracy['quantized']:.2f} "
-            f"at {result['bits']} ({accuracy['quantized'] - accuracy['full_precision']:+.2f})",
+            f"{accuracy['metric']}: {before:.2f} full precision → {after:.2f} at {result['bits']} "
+            f"({after - before:+.2f})",
             f"size: {size['full_precision_mb']:.1f} → {size['quantized_mb']:.1f} MiB",
-            f"time: {cost['train_seconds'] / 60:.1f} min training, {cost['total_seconds'] / 60:.1f} min in all; "
+            f"time: {minutes[0]:.1f} min training, {minutes[1]:.1f} min in all; "
             f"peak memory {cost['peak_memory_mb'] / 1024:.1f} GiB",
             f"report: {folder / 'report.html'}",
         ]

@@ -202,8 +202,9 @@ def test_a_full_disk_leaves_the_older_result_readable(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="no space"):
+    with monkeypatch.context() as patch:
         patch.setattr(artifact, "save_file", full)
-        saved(tmp_path, spec=SPECS[3])
+        with pytest.raises(UserError, match="no space"):
+            saved(tmp_path, spec=SPECS[3])
     assert torch.equal(outputs_of(mrem_deploy.load(tmp_path))[0], outputs_of(student)[0])
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", artifact.MANIFEST, artifact.TENSORS}

@@ -270,7 +270,7 @@ CASES = [
     Case("out in /proc", setting(out="/proc/mrem/out"), ("cannot write /proc/mrem/out", "→")),
     Case("out without permission", no_permission, ("no permission to write", "locked/result", "→")),
     Case("out holds other files", foreign_files,
-         ("thesis", "not a quantized model", "→", "nothing was touched")),
+         ("thesis", "not empty", "not written by this command", "→", "nothing was touched")),
     Case("out holds the model", lambda p: p.set(out=p.root), ("holds the --model", "→", "another folder")),
     Case("cache folder is a file", lambda p: p.set(cache_dir=p.file("a-file", "")),
          ("--cache-dir", "a-file is a file", "→", "folder")),

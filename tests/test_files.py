@@ -54,9 +54,14 @@ def test_a_file_that_failed_is_the_old_one(
     path = tmp_path / "result.json"
     if existed:
         path.write_text("old")
-    with pytest.raises(expected, match=words), atomic_file(path) as temporary:
-        temporary.write_text("half of the ne")
-        raise error
+
+    def write() -> None:
+        with atomic_file(path) as temporary:
+            temporary.write_text("half of the ne")
+            raise error
+
+    with pytest.raises(expected, match=words):
+        write()
     assert contents(tmp_path) == ({"result.json": "old"} if existed else {})
 
 
@@ -68,9 +73,14 @@ def test_a_folder_that_failed_is_the_old_one(
     path = tmp_path / "result"
     if existed:
         write_text(path / "inner" / "a.txt", "old")
-    with pytest.raises(expected, match=words), atomic_folder(path) as temporary:
-        (temporary / "b.txt").write_text("half")
-        raise error
+
+    def write() -> None:
+        with atomic_folder(path) as temporary:
+            (temporary / "b.txt").write_text("half")
+            raise error
+
+    with pytest.raises(expected, match=words):
+        write()
     assert contents(tmp_path) == ({"result/inner/a.txt": "old"} if existed else {})
     assert [p.name for p in tmp_path.iterdir()] == (["result"] if existed else [])
 
@@ -81,15 +91,17 @@ def test_a_disk_that_fills_at_the_last_moment(
 ) -> None:
     path = tmp_path / "result.json"
     path.write_text("old")
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="no space left"):
+    with monkeypatch.context() as patch:
         patch.setattr(os, name, full_disk)
-        write_text(path, "new")
+        with pytest.raises(UserError, match="no space left"):
+            write_text(path, "new")
     assert contents(tmp_path) == {"result.json": "old"}
 
 
+@pytest.mark.parametrize(("error", "expected"), [(OSError(errno.ENOSPC, ""), UserError), (Killed(), Killed)])
 @pytest.mark.parametrize("call", [1, 2])  # the old one moves aside, then the new one takes its place
 def test_a_folder_whose_exchange_fails_is_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, error: BaseException, expected: type
 ) -> None:
     write_text(tmp_path / "result" / "a.txt", "old")
     original, count = os.rename, 0
@@ -98,12 +110,12 @@ def test_a_folder_whose_exchange_fails_is_the_old_one(
         nonlocal count
         count += 1
         if count == call:
-            full_disk()
+            raise error
         original(source, target)
 
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="no space left"):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "rename", rename)
-        with atomic_folder(tmp_path / "result") as temporary:
+        with pytest.raises(expected), atomic_folder(tmp_path / "result") as temporary:
             (temporary / "a.txt").write_text("new")
     assert contents(tmp_path) == {"result/a.txt": "old"}
     assert [p.name for p in tmp_path.iterdir()] == ["result"]

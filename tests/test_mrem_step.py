@@ -57,18 +57,20 @@ def test_teacher_forcing(step: int, anneal: int, expected: float) -> None:
     assert teacher_forcing(step, anneal) == expected
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
-@pytest.mark.parametrize("cuts", [[0, 1, 3], [0, 3]])  # two uneven modules, and N = 1
+@pytest.mark.parametrize(
+    ("kind", "cuts"),
+    [*((kind, [0, 1, 3]) for kind in ARCHITECTURES), ("bert", [0, 3]), ("mpnet", [0, 3])],  # uneven; N = 1
+)
 def test_training_lowers_the_loss_of_each_module_and_touches_nothing_else(kind: str, cuts: list[int]) -> None:
     teacher, student = tiny_pair(kind, spec=QuantSpec(2, 2, 8))
-    trainers = trainers_of(teacher, student, cuts, steps=30)
+    trainers = trainers_of(teacher, student, cuts, steps=20)
     batch = tiny_batch(kind)
     full = state_of(teacher)
     for number, trainer in enumerate(trainers):
         before = state_of(student)
         inputs = inputs_of(trainers, number, batch)
-        losses = [trainer.step(step, batch, *inputs).loss for step in range(30)]
-        assert losses[-1] < 0.7 * losses[0]
+        losses = [trainer.step(step, batch, *inputs).loss for step in range(20)]
+        assert losses[-1] < 0.8 * losses[0]
         changed = differing(student.state_dict(), before)
         assert changed <= names_of(trainer.student, student)  # gradients never leave the module
         assert len(changed) > 10

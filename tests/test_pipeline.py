@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tiny_job import job_in as job
 from torch import nn
 
 import mrem_deploy
-from mrem_deploy import artifact, cli, evaluate, loading, pipeline, quantize, sources
+from mrem_deploy import artifact, cli, evaluate, loading, pipeline, quantize, scoring, sources
 from mrem_deploy.data import TaskData, open_task
 from mrem_deploy.train.sequential import TrainLog
 
@@ -171,6 +172,18 @@ def test_a_better_result_takes_the_place_of_the_old(results: Any, workshop: Path
     assert not (out / "stale.png").exists()
 
 
+@pytest.mark.usefixtures("no_report")
+def test_kept_predictions_belong_to_one_model(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same weights under another config.json are another model."""
+    monkeypatch.setenv("MREM_CACHE", str(workshop / "other-cache"))
+    model = shutil.copytree(workshop / "model", workshop / "other-model")
+    for activation, kept in (("gelu", 1), ("gelu", 1), ("relu", 2)):
+        settings = json.loads((model / "config.json").read_text()) | {"hidden_act": activation}
+        (model / "config.json").write_text(json.dumps(settings))
+        assert job(workshop, "kept", model=model, method="ptq").run() == 0
+        assert len(list((workshop / "other-cache" / "predictions").iterdir())) == kept
+
+
 # --- every kind of task ------------------------------------------------------------------------
 
 
@@ -287,6 +300,7 @@ def test_calibration_needs_no_labels_and_takes_none_of_the_evaluation_texts(
         return encode(tokenizer, texts, length)
 
     monkeypatch.setattr(pipeline, "encode", watched)
+    monkeypatch.setattr(scoring, "encode", watched)
     monkeypatch.setattr(pipeline, "train", lambda *args, **options: seen.clear() or TrainLog())
     train = [{"text": row["text"]} for row in sentences(40, seed=1)]
     write_jsonl(workshop / "bare" / "train.jsonl", train)

@@ -216,7 +216,7 @@ def test_every_operand_of_every_product_lies_on_its_grid(kind: str, bits: int, s
     assert len(products) == 2 * BLOCKS
     grids = [part.grid for m in products for part in (m.left, m.right)]
     signed = activation_grid(bits)
-    assert {g for g in grids} == ({signed} if symmetric else {signed, asymmetric_grid(bits, 0)})
+    assert set(grids) == ({signed} if symmetric else {signed, asymmetric_grid(bits, 0)})
     for module in student.modules():
         if isinstance(module, QuantLinear):
             weight = module.weight_quantizer(module.weight)

@@ -100,7 +100,9 @@ def test_every_product_is_in_one_unit(kind: str, bits: int) -> None:
     assert steps <= set(trainable)  # no step size is forgotten, the shared ones included
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "kind", ["bert", "electra", "distilbert", "mpnet", "modernbert"]
+)  # RoBERTa is a BERT here
 def test_rem_lowers_the_error_of_its_products_and_touches_nothing_else(kind: str) -> None:
     """One batch holds all examples. Norms, head and what no product owns keep every bit."""
     teacher, student = tiny_pair(kind, spec=QuantSpec(2, 2, 4))

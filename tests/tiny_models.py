@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,13 @@ def tiny_pair(
     spec: QuantSpec | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[nn.Module, nn.Module]:
-    return quantized_twin(tiny_model(kind, head, dtype), spec or QuantSpec(4, 4, 8))
+    """Made once, then copied: most of the time would go into searching the same scales again."""
+    return copy.deepcopy(_pair(kind, head, spec or QuantSpec(4, 4, 8), dtype))
+
+
+@cache
+def _pair(kind: str, head: str, spec: QuantSpec, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
+    return quantized_twin(tiny_model(kind, head, dtype), spec)
 
 
 def settings(**changes: Any) -> TrainSettings:
@@ -176,9 +183,10 @@ def killed_at_call(owner: Any, name: str, call: int) -> Iterator[None]:
             raise Killed
         return original(*args, **kwargs)
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, replacement)
-        yield
+        with pytest.raises(Killed):
+            yield
 
 
 def save_tiny_classifier(folder: Path, blocks: int = BLOCKS) -> Path:
