@@ -29,6 +29,7 @@ from mrem_deploy.errors import UserError
 from mrem_deploy.evaluate import predict, torch_predictor
 from mrem_deploy.files import atomic_folder, write_json
 from mrem_deploy.loading import check_max_length, load_model, quiet_transformers
+from mrem_deploy.memory import keep_large_blocks
 from mrem_deploy.metrics import score
 from mrem_deploy.progress import say
 from mrem_deploy.train.checkpoint import CheckpointStore
@@ -96,6 +97,7 @@ def finetune(settings: FinetuneSettings, resume: bool = False, overwrite: bool =
     read = {"model": settings.model, "data": settings.data, "eval_data": settings.eval_data}
     out = check_out(settings.out, read, marker=RECORD, overwrite=overwrite)
     device = check_device(settings.device)
+    keep_large_blocks()
     columns = Columns(settings.text_column, settings.text_pair_column, settings.label_column)
     task_data = open_task(settings.task, settings.data, columns, settings.eval_data)
     task, texts, evaluation = task_data.task, _labelled(task_data), task_data.evaluation()

@@ -148,6 +148,13 @@ def test_twn_per_row_by_hand() -> None:
     assert alpha.tolist() == [[0.75], [1.375]]
 
 
+@pytest.mark.parametrize(("small", "code"), [(0.69, 0), (0.71, 1)])  # mean|w| = 1, so Δ = 0.7
+def test_twn_threshold_is_seven_tenths_of_the_mean(small: float, code: int) -> None:
+    codes, alpha = Ternary(per_row=False).codes_and_scale(torch.tensor([small, small - 2]))
+    assert codes.tolist() == [code, -1]
+    assert alpha.item() == pytest.approx(1.0 if code else 2 - small)
+
+
 def test_twn_threshold_is_strict() -> None:
     # In fp64, mean|w| = 1 and Δ = 0.7 exactly as computed: a weight on the threshold is dropped.
     delta = 0.7 * 1.0
