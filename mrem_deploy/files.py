@@ -6,11 +6,13 @@ disk, a missing permission or an interruption removes the temporary and leaves t
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +22,10 @@ from typing import Any
 import platformdirs
 
 from mrem_deploy.errors import UserError
+
+# <fcntl.h> and <linux/fs.h>
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
 
 
 def _explain(error: OSError, path: Path) -> UserError:
@@ -77,6 +83,13 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         try:
             os.chmod(temporary, 0o777 & ~_umask())
             yield temporary
+            for file in temporary.rglob("*"):
+                if (
+                    file.is_file()
+                ):  # some libraries make private files; a result is not private
+                    os.chmod(file, 0o666 & ~_umask())
+            if path.exists() and _exchange(temporary, path):
+                return
             if path.exists():
                 os.rename(path, old)
             try:
@@ -89,6 +102,20 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
             if path.exists():
                 shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two folders in one step, so that a kill at any moment leaves one of them whole in place.
+
+    False where the system cannot (not Linux, or a file system without it): two renames must do then.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    return renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0
 
 
 def cache_folder() -> Path:

@@ -6,12 +6,14 @@ import errno
 import json
 import os
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_models import Killed
 
+from mrem_deploy import files
 from mrem_deploy.errors import UserError
 from mrem_deploy.files import atomic_file, atomic_folder, cache_folder, explained, write_json, write_text
 
@@ -114,11 +116,29 @@ def test_a_folder_whose_exchange_fails_is_the_old_one(
         original(source, target)
 
     with monkeypatch.context() as patch:
+        patch.setattr(files, "_exchange", lambda one, other: False)  # a system without the single step
         patch.setattr(os, "rename", rename)
         with pytest.raises(expected), atomic_folder(tmp_path / "result") as temporary:
             (temporary / "a.txt").write_text("new")
     assert contents(tmp_path) == {"result/a.txt": "old"}
     assert [p.name for p in tmp_path.iterdir()] == ["result"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="renameat2 is a Linux system call")
+def test_folders_are_exchanged_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two renames a kill would leave neither folder in place."""
+    write_text(tmp_path / "result" / "a.txt", "old")
+
+    def forbidden(source: Any, target: Any) -> None:
+        raise AssertionError("the exchange took two steps")
+
+    monkeypatch.setattr(os, "rename", forbidden)
+    with atomic_folder(tmp_path / "result") as temporary:
+        (temporary / "a.txt").write_text("new")
+        os.chmod(temporary / "a.txt", 0o600)
+    assert contents(tmp_path) == {"result/a.txt": "new"}
+    assert [p.name for p in tmp_path.iterdir()] == ["result"]
+    assert (tmp_path / "result" / "a.txt").stat().st_mode & 0o077  # readable beyond its owner, by the umask
 
 
 def test_a_file_is_written_whole(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ budget lies in memory-mapped files instead, which the operating system pages in 
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -24,26 +25,41 @@ class ActivationCache:
         self.offsets = np.concatenate([[0], np.cumsum(self.lengths)])
         shape = (int(self.offsets[-1]), width)
         self.megabytes = 2 * shape[0] * shape[1] * 4 / 2**20
-        self._folder: Path | None = None
-        if self.megabytes <= max_memory_mb:
+        self.on_disk = self.megabytes > max_memory_mb
+        self._streams: list[torch.Tensor] = []
+        self._files: list[Path] = []
+        if not self.on_disk:
             self._streams = [torch.empty(shape) for _ in range(2)]
             return
         where = _usable(folder, self.megabytes)
         try:
-            self._folder = Path(tempfile.mkdtemp(prefix="mrem-cache-", dir=where))
-            self._streams = [
-                torch.from_numpy(np.memmap(self._folder / name, dtype=np.float32, mode="w+", shape=shape))
-                for name in ("clean.bin", "noisy.bin")
-            ]
+            for _ in range(2):
+                self._streams.append(self._mapped(where, shape))
         except OSError as error:
             self.close()
             raise UserError(
                 f"the activation cache cannot be written to {where}: {error}", "give another --cache-dir"
             ) from error
 
-    @property
-    def on_disk(self) -> bool:
-        return self._folder is not None
+    def _mapped(self, where: Path, shape: tuple[int, int]) -> torch.Tensor:
+        """A tensor that lies in a file of its own.
+
+        The space is reserved now, because a disk that fills up later would end the process; and the
+        name is removed at once where the system allows it, so that a kill leaves nothing behind.
+        """
+        handle, name = tempfile.mkstemp(prefix="mrem-cache-", suffix=".bin", dir=where)
+        self._files.append(Path(name))
+        with os.fdopen(handle, "r+b") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, shape[0] * shape[1] * 4)
+            values = np.memmap(file, dtype=np.float32, mode="r+" if file.seek(0, 2) else "w+", shape=shape)
+        if os.name == "posix":
+            self._remove_files()
+        return torch.from_numpy(values)
+
+    def _remove_files(self) -> None:
+        while self._files:
+            self._files.pop().unlink(missing_ok=True)
 
     def rows(self, indices: np.ndarray, padded: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions of the examples' tokens in the flat arrays, and where they sit in (B, padded)."""
@@ -69,11 +85,10 @@ class ActivationCache:
 
     def close(self) -> None:
         self._streams = []
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove_files()
 
 
-def _usable(folder: Path | None, megabytes: float) -> Path | None:
+def _usable(folder: Path | None, megabytes: float) -> Path:
     """The folder for the files, after checking that it can be written and has the space."""
     where = folder or Path(tempfile.gettempdir())
     try:

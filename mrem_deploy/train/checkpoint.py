@@ -64,6 +64,14 @@ class CheckpointStore:
             self.earlier_seconds = max(self.earlier_seconds, notes["seconds"])
             return {key: file.get_tensor(key) for key in file.keys()}, notes  # noqa: SIM118 (not a dict)
 
+    def notes(self, name: str) -> dict[str, Any] | None:
+        """The bookkeeping of a checkpoint without its tensors."""
+        path = self.folder / f"{name}.safetensors"
+        if not path.exists():
+            return None
+        with _whole(path), safe_open(path, framework="pt") as file:
+            return json.loads(file.metadata()["notes"])
+
     def _seconds(self) -> float:
         return self.earlier_seconds + time.perf_counter() - self._opened
 

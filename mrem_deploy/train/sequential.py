@@ -100,13 +100,19 @@ def train_sequential(
                 full, quantized, index, name, streams, settings, store, checkpoint_steps
             )
             log.seconds[f"train {name}"] = time.perf_counter() - started
-            if not quantized.last:
+            if any(_unfinished(store, later, settings.steps) for later in range(index + 1, len(students))):
                 started = time.perf_counter()
                 streams.advance(full, quantized, f"cache after {name}")
                 log.seconds[f"cache {name}"] = time.perf_counter() - started
     finally:
         streams.close()
     return log
+
+
+def _unfinished(store: CheckpointStore | None, index: int, steps: int) -> bool:
+    """Whether a module still has steps to do, and so needs its inputs cached."""
+    notes = store.notes(f"module-{index}") if store else None
+    return notes is None or notes["step"] < steps
 
 
 def train_module(
