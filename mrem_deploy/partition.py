@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from torch import nn
@@ -31,7 +31,8 @@ def block_costs(model: PreTrainedModel) -> list[float]:
 def balanced_cuts(costs: Sequence[float], modules: int) -> list[int]:
     """Boundaries [0, …, L] that minimise the heaviest module, then the sum of squares.
 
-    Dynamic programming over (modules used, blocks placed); L is small, so clarity wins.
+    Twice a dynamic programme over (modules used, blocks placed), because the two goals do not mix:
+    the best start for the first may be a poor one for the second. L is small, so clarity wins.
     """
     count = len(costs)
     if not 1 <= modules <= count:
@@ -42,18 +43,23 @@ def balanced_cuts(costs: Sequence[float], modules: int) -> list[int]:
     prefix = [0.0]
     for cost in costs:
         prefix.append(prefix[-1] + cost)
-    best: list[dict[int, tuple[float, float, list[int]]]] = [{0: (0.0, 0.0, [0])}]
-    for used in range(1, modules + 1):
-        row: dict[int, tuple[float, float, list[int]]] = {}
-        for stop in range(used, count - (modules - used) + 1):
-            options = []
-            for start, (heaviest, squares, cuts) in best[-1].items():
-                if start < stop:
-                    weight = prefix[stop] - prefix[start]
-                    options.append((max(heaviest, weight), squares + weight * weight, [*cuts, stop]))
-            row[stop] = min(options)
-        best.append(row)
-    return best[-1][count][2]
+
+    def best(add: Callable[[float, float], float]) -> tuple[float, list[int]]:
+        """The least total and its cuts; `add` joins a module's weight to the total of those before."""
+        row: dict[int, tuple[float, list[int]]] = {0: (0.0, [0])}
+        for used in range(1, modules + 1):
+            row = {
+                stop: min(
+                    (add(total, prefix[stop] - prefix[start]), [*cuts, stop])
+                    for start, (total, cuts) in row.items()
+                    if start < stop
+                )
+                for stop in range(used, count - (modules - used) + 1)
+            }
+        return row[count]
+
+    heaviest, _ = best(max)
+    return best(lambda total, weight: total + weight**2 if weight <= heaviest else float("inf"))[1]
 
 
 def module_cuts(model: PreTrainedModel, modules: int | Sequence[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import platform
 import subprocess
@@ -10,7 +11,6 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mrem_deploy import environment
@@ -24,9 +24,16 @@ needs_reset = pytest.mark.skipif(
 )
 
 
-def touch(megabytes: int) -> np.ndarray:
-    """Really resident: every page is written."""
-    return np.ones(megabytes * MB, dtype=np.uint8)
+def touch(megabytes: int) -> None:
+    """Memory that is really resident (every page is written) and really given back.
+
+    Straight from the kernel: an allocator may keep what was freed (`memory.keep_large_blocks` asks it
+    to, and another test of the same process may have), and would then need no new pages here.
+    """
+    with mmap.mmap(-1, megabytes * MB) as block:
+        page = mmap.PAGESIZE
+        for start in range(0, len(block), page):
+            block[start] = 1
 
 
 @needs_reset

@@ -23,6 +23,8 @@ def weights_of(costs: list[float], cuts: list[int]) -> list[float]:
         [5.0, 1.0, 1.0, 1.0, 1.0, 1.0],  # a giant first
         [1.0, 1.0, 1.0, 1.0, 9.0],  # a giant last
         [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0],
+        [3.0, 9.0, 5.0, 6.0],  # the least sum of squares is not the least heaviest module
+        [8.0, 1.0, 8.0, 5.0, 3.0, 8.0, 1.0],  # the best end has not the best beginning
         [2.0],  # one block
     ],
 )
