@@ -1,13 +1,13 @@
-"""Tasks: what their columns, labels and metrics are, and how their texts become tokens.
+"""The data of a task: its texts and labels, from wherever they lie.
 
-A task is a row of `TASKS`; no function below knows any task by name. The training split is for
-calibration and needs no labels; the evaluation split is read only by `TaskData.evaluation()`
-(opening looks at one row of it, so that a missing column is not found after hours of training).
+No function below knows any task by name: what is particular stands in the table of `tasks`. The
+training split is for calibration and needs no labels; the evaluation split is read only by
+`TaskData.evaluation()` (opening looks at one row of it, so that a missing column is not found
+after hours of training).
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
 import re
@@ -20,17 +20,8 @@ import numpy as np
 
 from mrem_deploy.batching import Encoded, encode
 from mrem_deploy.errors import UserError
-from mrem_deploy.sources import (
-    GLUE_LAYOUTS,
-    Layout,
-    Naming,
-    Source,
-    Table,
-    Wanted,
-    listing,
-    open_source,
-    squeeze,
-)
+from mrem_deploy.sources import Source, Table, Wanted, listing, open_source
+from mrem_deploy.tasks import TASKS, Task, find_task
 
 __all__ = [
     "TASKS",
@@ -45,143 +36,6 @@ __all__ = [
     "open_task",
     "sample",
 ]
-
-
-@dataclass(frozen=True)
-class Task:
-    """One row of the table. Column names are in order of preference, the official one first."""
-
-    name: str
-    naming: Naming
-    text_columns: tuple[str, ...]
-    pair_columns: tuple[str, ...] = ()  # empty: single sentences
-    label_columns: tuple[str, ...] = ("label",)  # empty: no labels
-    labels: tuple[str, ...] = ()  # in the official order; empty: taken from the data
-    kind: str = "classification"  # or regression, embedding, token-classification, question-answering
-    metric: str = "accuracy"  # the paper's
-    also: tuple[str, ...] = ()  # what GLUE reports besides
-    skip_label: str | None = None  # rows with this label have no agreed answer and are left out
-
-    @property
-    def eval_splits(self) -> tuple[str, ...]:
-        return self.naming.eval_splits
-
-
-_MNLI_LAYOUTS = (
-    Layout(
-        "train",
-        {
-            "matched": ("dev_matched", "validation_matched"),
-            "mismatched": ("dev_mismatched", "validation_mismatched"),
-        },
-    ),
-    Layout(
-        "multinli_1.0_train",
-        {"matched": ("multinli_1.0_dev_matched",), "mismatched": ("multinli_1.0_dev_mismatched",)},
-    ),
-)
-# Microsoft's own training file contains GLUE's dev rows: the two releases are never mixed.
-_MRPC_LAYOUTS = (*GLUE_LAYOUTS, Layout("msr_paraphrase_train", {"dev": ("msr_paraphrase_test",)}))
-_OWN = Naming((Layout("train", {"dev": ("dev", "validation", "eval", "test")}),))
-
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        Task(
-            "mnli",
-            Naming(_MNLI_LAYOUTS, folder="MNLI"),
-            text_columns=("sentence1", "premise"),
-            pair_columns=("sentence2", "hypothesis"),
-            label_columns=("gold_label", "label"),
-            labels=("entailment", "neutral", "contradiction"),
-            skip_label="-",
-        ),
-        Task(
-            "qqp",
-            Naming(folder="QQP"),
-            text_columns=("question1",),
-            pair_columns=("question2",),
-            label_columns=("is_duplicate", "label"),
-            labels=("not_duplicate", "duplicate"),
-            also=("f1",),
-        ),
-        Task(
-            "qnli",
-            Naming(folder="QNLI"),
-            text_columns=("question",),
-            pair_columns=("sentence",),
-            labels=("entailment", "not_entailment"),
-        ),
-        Task(
-            "sst2",
-            Naming(folder="SST-2"),
-            text_columns=("sentence", "text"),
-            labels=("negative", "positive"),
-        ),
-        Task(
-            "cola",
-            Naming(folder="CoLA", header=("source", "label", "star", "sentence")),
-            text_columns=("sentence",),
-            labels=("unacceptable", "acceptable"),
-            metric="matthews",
-            also=("accuracy",),
-        ),
-        Task(
-            "stsb",
-            Naming(folder="STS-B"),
-            text_columns=("sentence1",),
-            pair_columns=("sentence2",),
-            label_columns=("score", "label"),
-            kind="regression",
-            metric="spearman",
-            also=("pearson",),
-        ),
-        Task(
-            "mrpc",
-            Naming(_MRPC_LAYOUTS, folder="MRPC"),
-            text_columns=("#1 String", "sentence1"),
-            pair_columns=("#2 String", "sentence2"),
-            label_columns=("Quality", "label"),
-            labels=("not_equivalent", "equivalent"),
-            also=("f1",),
-        ),
-        Task(
-            "rte",
-            Naming(folder="RTE"),
-            text_columns=("sentence1", "premise"),
-            pair_columns=("sentence2", "hypothesis"),
-            labels=("entailment", "not_entailment"),
-        ),
-        Task(
-            "text-classification", _OWN, text_columns=("text", "sentence"), label_columns=("label", "labels")
-        ),
-        Task(
-            "feature-extraction",
-            _OWN,
-            text_columns=("text", "sentence"),
-            label_columns=(),
-            kind="embedding",
-            metric="cosine",
-        ),
-        Task(
-            "token-classification",
-            _OWN,
-            text_columns=("text", "sentence"),
-            label_columns=(),
-            kind="token-classification",
-            metric="agreement",
-        ),
-        Task(
-            "question-answering",
-            _OWN,
-            text_columns=("question",),
-            pair_columns=("context",),
-            label_columns=(),
-            kind="question-answering",
-            metric="agreement",
-        ),
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -209,16 +63,6 @@ class Texts:
         second = None if self.second is None else [self.second[i] for i in rows]
         labels = None if self.labels is None else self.labels[rows]
         return Texts([self.first[i] for i in rows], second, labels, self.label_names)
-
-
-def find_task(name: str) -> Task:
-    """The task of that name, in whichever spelling: SST-2, sst2, sst_2."""
-    by_spelling = {squeeze(known): task for known, task in TASKS.items()}
-    if squeeze(name) in by_spelling:
-        return by_spelling[squeeze(name)]
-    near = difflib.get_close_matches(squeeze(name), by_spelling, n=1)
-    hint = f"Did you mean {by_spelling[near[0]].name}?" if near else "Choose one of these with --task."
-    raise UserError(f"Expected a task of {', '.join(TASKS)}; got {name!r}.", hint)
 
 
 def open_task(task: str, data: str, columns: Columns | None = None, eval_data: str | None = None) -> TaskData:

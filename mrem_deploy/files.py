@@ -84,9 +84,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             os.chmod(temporary, 0o777 & ~_umask())
             yield temporary
             for file in temporary.rglob("*"):
-                if (
-                    file.is_file()
-                ):  # some libraries make private files; a result is not private
+                if file.is_file():  # some libraries make private files; a result is not private
                     os.chmod(file, 0o666 & ~_umask())
             if path.exists() and _exchange(temporary, path):
                 return

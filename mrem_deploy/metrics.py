@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mrem_deploy.data import Task
 from mrem_deploy.errors import UserError
+from mrem_deploy.tasks import Task
 
 PAIRWISE_ROWS = 2000  # rows whose pairs are compared: two million pairs take a second
 

@@ -88,7 +88,7 @@ TRAIN_SHARE = 0.8
 # Hugging Face's own defaults, but one epoch; `ensure_finetuned` fills in the paths.
 FINETUNING = FinetuneSettings(model="", task="text-classification", data="", out="", epochs=1)
 # What differs from the defaults of `quantize`: few steps, so that all is done in minutes on two cores.
-QUANTIZATION: dict[str, Any] = {"bits": "4-4-8", "steps": 120, "calib_size": 1024, "out": "mrem-demo"}
+QUANTIZATION: dict[str, Any] = {"bits": "4-4-8", "steps": 80, "calib_size": 1024, "out": "mrem-demo"}
 
 
 def starter_options() -> dict[str, Any]:
