@@ -106,7 +106,8 @@ def quantize(recipe: Recipe, resume: bool = False) -> Path:
         "cost": {
             "train_seconds": train_seconds,
             "total_seconds": 0.0,
-            "train_cpu_seconds": cpu_seconds,
+            # On a shared machine fairer than the clock; a resumed run does not know its first part's.
+            "train_cpu_seconds": None if store.resumed else cpu_seconds,
             "peak_memory_mb": memory.mb,
             "memory_kind": memory.kind,
             "workers": [{"name": "main", "peak_memory_mb": memory.mb}],
