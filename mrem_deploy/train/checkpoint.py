@@ -46,7 +46,7 @@ class CheckpointStore:
         try:
             with atomic_file(self.folder / f"{name}.safetensors") as path:
                 save_file(
-                    contiguous, path, metadata={"notes": json.dumps({**notes, "seconds": self._seconds()})}
+                    contiguous, path, metadata={"notes": json.dumps({**notes, "elapsed": self._seconds()})}
                 )
             if not self._marker.exists():
                 write_json(self._marker, self._identity)
@@ -61,7 +61,7 @@ class CheckpointStore:
             return None
         with _whole(path), safe_open(path, framework="pt") as file:
             notes = json.loads(file.metadata()["notes"])
-            self.earlier_seconds = max(self.earlier_seconds, notes["seconds"])
+            self.earlier_seconds = max(self.earlier_seconds, notes["elapsed"])
             return {key: file.get_tensor(key) for key in file.keys()}, notes  # noqa: SIM118 (not a dict)
 
     def notes(self, name: str) -> dict[str, Any] | None:
