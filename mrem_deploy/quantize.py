@@ -13,7 +13,7 @@ from mrem_deploy import cli
 EXAMPLES = """\
 examples:
   python -m mrem_deploy.quantize
-      the built-in example: a small encoder, fine-tuned on movie reviews, to 4 bits (under 6 minutes)
+      the built-in example: a small encoder, fine-tuned on movie reviews, to 4 bits (minutes, on two cores)
   python -m mrem_deploy.quantize --model my-bert-sst2 --task sst2 --data glue/SST-2 --out result
   python -m mrem_deploy.quantize --model my-bert --task text-classification --data reviews.csv \\
       --text-column review --label-column stars --bits 2-2-8 --steps 500 --out result
