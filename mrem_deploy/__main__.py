@@ -9,6 +9,7 @@ from mrem_deploy import cli
 
 VERBS = {
     "quantize": "a fine-tuned encoder in, a low-bit one with its proof out",
+    "export": "a result folder to packed ONNX",
     "finetune": "full-precision fine-tuning of any supported task",
     "benchmark": "memory and speed of training, measured on this machine",
 }
@@ -27,7 +28,9 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return cli.EXIT_USER_ERROR
-    module = importlib.import_module(f"mrem_deploy.{arguments[0]}")
+    # Export is a package: its verb stands in its __main__.
+    inner = ".__main__" if arguments[0] == "export" else ""
+    module = importlib.import_module(f"mrem_deploy.{arguments[0]}{inner}")
     return cli.run(module.main, arguments[1:])
 
 

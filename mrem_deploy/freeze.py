@@ -16,8 +16,17 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from mrem_deploy.loading import HEADS
+from mrem_deploy.models import Anatomy
 from mrem_deploy.numerics import Grid, dequantize, quantize
-from mrem_deploy.qlayers import Matmul, QuantEmbedding, QuantLinear, prepare, quantize_hidden, replace_module
+from mrem_deploy.qlayers import (
+    ATTENTION,
+    Matmul,
+    QuantEmbedding,
+    QuantLinear,
+    prepare,
+    quantize_hidden,
+    replace_module,
+)
 from mrem_deploy.quantizers import LearnedStep
 
 MEBIBYTE = 2**20
@@ -113,18 +122,24 @@ class FrozenLinear(nn.Module):
         return F.linear(self.input_quantizer(x), self.weight, self.bias)
 
 
-def build(frozen: FrozenModel) -> PreTrainedModel:
-    """A runnable model of the Hugging Face class, in evaluation mode, on the CPU."""
+def shell(frozen: FrozenModel, attention: str = ATTENTION) -> tuple[PreTrainedModel, Anatomy]:
+    """The Hugging Face model with all that stays full precision loaded; other weights are still random."""
     model = getattr(transformers, HEADS[frozen.head]).from_config(frozen.config).eval()
     if getattr(model, "pooler", None) is not None and "pooler.dense.bias" not in frozen.full:
         model.pooler = None  # a bare encoder whose checkpoint had none
-    found = prepare(model)
+    found = prepare(model, attention)
     dtype = next(iter(frozen.full.values())).dtype
     model.to(dtype)
     missing, unexpected = model.load_state_dict(frozen.full, strict=False)
     lacking = [name for name in missing if name.removesuffix(".weight") not in frozen.weights]
     if lacking or unexpected:
         raise ValueError(f"tensors do not fit the model: missing {lacking}, unexpected {unexpected}")
+    return model, found
+
+
+def build(frozen: FrozenModel) -> PreTrainedModel:
+    """A runnable model of the Hugging Face class, in evaluation mode, on the CPU."""
+    model, found = shell(frozen)
     points = {name: FixedStep(step) for name, step in frozen.steps.items()}
     for name in found.linears:
         linear = model.get_submodule(name)

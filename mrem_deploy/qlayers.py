@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
 from mrem_deploy.models import Anatomy, anatomy
@@ -115,6 +116,8 @@ def mrem_attention(
 class _RegisteredMPNetAttention(MPNetSelfAttention):
     """MPNet's own attention code does not ask transformers' registry; this one does."""
 
+    attention_function: str
+
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -125,7 +128,8 @@ class _RegisteredMPNetAttention(MPNetSelfAttention):
         shape = (*hidden_states.shape[:-1], -1, self.attention_head_size)
         q, k, v = (part(hidden_states).view(shape).transpose(1, 2) for part in (self.q, self.k, self.v))
         added = [bias for bias in (position_bias, attention_mask) if bias is not None]
-        context, _ = mrem_attention(self, q, k, v, sum(added[1:], added[0]) if added else None)
+        attend = ALL_ATTENTION_FUNCTIONS[self.attention_function]
+        context, _ = attend(self, q, k, v, sum(added[1:], added[0]) if added else None)
         return (self.o(context.reshape(*hidden_states.shape[:-1], -1)),)
 
 
@@ -140,14 +144,16 @@ def quantize_hidden(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return args, {**kwargs, "hidden_states": module.input_quantizer(kwargs["hidden_states"])}
 
 
-def prepare(model: PreTrainedModel) -> Anatomy:
-    """Give the model our attention function with plain products; its outputs stay the same."""
+def prepare(model: PreTrainedModel, attention_function: str = ATTENTION) -> Anatomy:
+    """Give the model our attention function (or another registered one) with plain products; its
+    outputs stay the same."""
     found = anatomy(model)
-    model.config._attn_implementation = ATTENTION
+    model.config._attn_implementation = attention_function
     for name in found.attentions:
         attention = model.get_submodule(name)
         if isinstance(attention, MPNetSelfAttention):
             attention.__class__ = _RegisteredMPNetAttention
+            attention.attention_function = attention_function
         attention.scores, attention.context = Matmul(), Matmul()
     return found
 

@@ -1,0 +1,333 @@
+"""Replace the markers of a skeleton by ONNX operators, as a profile writes them.
+
+The rules, all of them:
+
+1. The input of every quantized linear passes QuantizeLinear → DequantizeLinear with the learned step; the
+   step of q, k and v is one, so their quantizer is written once.
+2. A weight is stored as its integers, (in, out) for MatMul, with its scale in DequantizeLinear.
+3. Codes of 4 bits travel in 8-bit types behind a Clip to their range: no runtime has 4-bit products.
+4. Both operands of q·kᵀ and p·v are quantized like any other; the factor in front of the softmax is folded
+   into the scale that dequantizes q.
+5. Quantizers commute with Reshape and Transpose, so q, k and v are quantized before they are rearranged:
+   bytes are moved instead of floats.
+6. Biases are added in float, as (1, 1, N) to three axes: onnxruntime makes a float Gemm of other forms.
+7. Names: `hidden.i` is the output of block i (0: of the embeddings), `<step>.codes` the integers of a quantizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from mrem_deploy.export.builder import CONTRIB, Builder
+from mrem_deploy.export.profiles import Profile, carrier
+from mrem_deploy.export.skeleton import DOMAIN
+from mrem_deploy.export.tensors import integer_tensor
+from mrem_deploy.freeze import FrozenModel, FrozenStep, FrozenWeight
+from mrem_deploy.models import Anatomy
+
+HEADS_FIRST = [0, 2, 1, 3]  # (B, T, heads, d) ↔ (B, heads, T, d)
+
+
+@dataclass(frozen=True)
+class Codes:
+    """A quantized activation: value = (codes − zero_point) · scale + offset."""
+
+    codes: ir.Value
+    scale: ir.Value
+    zero_point: ir.Value
+    step: float
+    offset: float = 0.0  # what a profile without zero points must add behind the product
+
+
+class Lowering:
+    """One walk over the skeleton, in the order of execution."""
+
+    def __init__(
+        self, graph: ir.Graph, frozen: FrozenModel, found: Anatomy, profile: Profile, opset: int
+    ) -> None:
+        self.graph, self.frozen, self.found, self.profile, self.opset = graph, frozen, found, profile, opset
+        self.build = Builder(graph)
+        self._quantized: dict[tuple[ir.Value, str], Codes] = {}
+        self._dequantized: dict[str, ir.Value] = {}
+
+    def run(self) -> None:
+        rules = {
+            "Linear": self._linear,
+            "Embedding": self._embedding,
+            "Attention": self._attention,
+            "Hidden": self._hidden,
+        }
+        for node in list(self.graph):
+            if node.domain == DOMAIN and node.graph is not None:  # a merged one is gone already
+                self.build.anchor = node
+                rules[node.op_type](node)
+        self.graph.opset_imports.pop(DOMAIN, None)
+
+    # -- activations ---------------------------------------------------------------------------------------
+
+    def _quantize(self, x: ir.Value, name: str) -> Codes | None:
+        """The integers of an activation, or None where it is not quantized."""
+        step = self.frozen.steps.get(name)
+        if step is None:
+            return None
+        key = (x, name)
+        if key not in self._quantized:
+            moved, moves = _before_moves(x)
+            codes = self._quantize_here(moved, name, step)
+            value = codes.codes
+            for number, move in enumerate(moves):
+                value = self.build.op(
+                    move.op_type, value, *move.inputs[1:], name=f"{name}.moved.{number}",
+                    **{key: attribute.value for key, attribute in move.attributes.items()},
+                )  # fmt: skip
+            self._quantized[key] = Codes(value, codes.scale, codes.zero_point, codes.step, codes.offset)
+        return self._quantized[key]
+
+    def _quantize_here(self, x: ir.Value, name: str, step: FrozenStep) -> Codes:
+        grid, build = step.grid, self.build
+        scale = step.scale.float().numpy().reshape(())
+        shift, kind, offset = grid.zero_point, np.int8 if grid.signed else np.uint8, 0.0
+        if grid.signed and self.profile.unsigned:
+            shift, kind = 128, np.uint8
+        if not grid.signed and not self.profile.zero_points:
+            middle = 2 ** (grid.bits - 1)
+            offset, shift, kind = float((middle - grid.zero_point) * scale), 0, np.int8
+            if offset:
+                x = build.op(
+                    "Sub", x, build.constant(offset, np.float32, f"{name}.offset"), name=f"{name}.shifted"
+                )
+            low, high = -middle, middle - 1
+        else:
+            low, high = grid.low - grid.zero_point, grid.high - grid.zero_point
+        if grid.bits < 8:
+            bounds = [build.constant(b * scale, np.float32, f"{name}.{b}") for b in (low, high)]
+            x = build.op("Clip", x, *bounds, name=f"{name}.clipped")
+        scale_value = build.constant(scale, np.float32, f"{name}.scale")
+        zero_point = build.constant(shift, kind, f"{name}.zero_point")
+        codes = build.op("QuantizeLinear", x, scale_value, zero_point, name=f"{name}.codes")
+        return Codes(codes, scale_value, zero_point, float(scale), offset)
+
+    def _dequantize(self, quantized: Codes, name: str, factor: float = 1.0) -> ir.Value:
+        if name not in self._dequantized:
+            scale = quantized.scale
+            if factor != 1.0:
+                scale = self.build.constant(quantized.step * factor, np.float32, f"{name}.scaled")
+            self._dequantized[name] = self.build.op(
+                "DequantizeLinear", quantized.codes, scale, quantized.zero_point, name=f"{name}.values"
+            )
+        return self._dequantized[name]
+
+    # -- linears -------------------------------------------------------------------------------------------
+
+    def _linear(self, node: ir.Node) -> None:
+        group = self._merge_with(node)
+        names = [_name(member) for member in group]
+        attention = self.found.shared_inputs.get(names[0])
+        step = f"{attention or names[0]}.input_quantizer"
+        title = names[0] if len(group) == 1 else f"{attention}.qkv"
+        x = node.inputs[0]
+        assert x is not None
+        sentence = x.shape is not None and len(x.shape) == 2  # (B, H): one vector per sentence
+        if sentence:
+            axis = self.build.constant([1], np.int64, "axis.1")
+            x = self.build.op("Unsqueeze", x, axis, name=f"{title}.unsqueezed")
+        quantized = self._quantize(x, step)
+        bias = self._bias(names, quantized.offset if quantized else 0.0)
+        y = self._product(title, names, x, quantized, step, bias)
+        if sentence:
+            y = self.build.op("Squeeze", y, axis, name=f"{title}.squeezed")
+        if len(group) == 1:
+            self.build.replace(node, y)
+            return
+        widths = [self._width(name) for name in names]
+        sizes = self.build.constant(widths, np.int64, f"{title}.widths")
+        parts = self.build.op("Split", y, sizes, name=f"{title}.part", axis=-1, outputs=len(names))
+        for member, part in zip(group, parts, strict=True):
+            self.build.replace(member, part)
+
+    def _merge_with(self, node: ir.Node) -> list[ir.Node]:
+        """The linears to write as one matrix: q, k and v where the profile merges them, else the one."""
+        attention = self.found.shared_inputs.get(_name(node))
+        if not self.profile.merge_qkv or attention is None:
+            return [node]
+        x = node.inputs[0]
+        assert x is not None
+        group = [
+            reader
+            for reader in x.consumers()
+            if reader.domain == DOMAIN
+            and reader.op_type == "Linear"
+            and self.found.shared_inputs.get(_name(reader)) == attention
+        ]
+        bits = {self._bits(_name(member)) for member in group}
+        with_bias = {f"{_name(member)}.bias" in self.frozen.full for member in group}
+        return group if len(bits) == 1 and len(with_bias) == 1 else [node]
+
+    def _bits(self, name: str) -> int:
+        return self.frozen.weights[name].bits if name in self.frozen.weights else 32
+
+    def _width(self, name: str) -> int:
+        weight = self.frozen.weights.get(name)
+        return (weight.codes if weight else self.frozen.full[f"{name}.weight"]).shape[0]
+
+    def _bias(self, names: list[str], offset: float) -> np.ndarray | None:
+        """Biases side by side, with what a shifted input (rule of profiles without zero points) adds."""
+        parts = []
+        for name in names:
+            bias = self.frozen.full.get(f"{name}.bias")
+            part = np.zeros(self._width(name), np.float32) if bias is None else bias.float().numpy()
+            if offset:
+                part = (part + offset * self._values(name).double().sum(dim=1).numpy()).astype(np.float32)
+            parts.append(part)
+        if not offset and not any(f"{name}.bias" in self.frozen.full for name in names):
+            return None
+        return np.concatenate(parts)
+
+    def _values(self, name: str) -> torch.Tensor:
+        weight = self.frozen.weights.get(name)
+        return (weight.values() if weight else self.frozen.full[f"{name}.weight"]).float()
+
+    def _product(
+        self,
+        title: str,
+        names: list[str],
+        x: ir.Value,
+        quantized: Codes | None,
+        step: str,
+        bias: np.ndarray | None,
+    ) -> ir.Value:
+        build = self.build
+        weights = [self.frozen.weights[name] for name in names if name in self.frozen.weights]
+        if weights and quantized and self.profile.contrib:
+            codes, scale = self._integer_weight(title, weights)
+            flat = build.constant(bias, np.float32, f"{title}.bias") if bias is not None else None
+            return build.op(
+                "MatMulIntegerToFloat", quantized.codes, codes, quantized.scale, scale, quantized.zero_point,
+                None, flat, name=f"{title}.sum", domain=CONTRIB,
+            )  # fmt: skip
+        if weights:
+            codes, scale = self._integer_weight(title, weights)
+            matrix = build.op("DequantizeLinear", codes, scale, name=f"{title}.weight", axis=1)
+        else:
+            joined = np.concatenate([self._values(name).numpy() for name in names]).T
+            matrix = build.constant(np.ascontiguousarray(joined), np.float32, f"{title}.weight")
+        operand = self._dequantize(quantized, step) if quantized else x
+        y = build.op("MatMul", operand, matrix, name=f"{title}.product")
+        if bias is None:
+            return y
+        return build.op(
+            "Add", y, build.constant(bias[None, None, :], np.float32, f"{title}.bias"), name=f"{title}.sum"
+        )
+
+    def _integer_weight(self, title: str, weights: list[FrozenWeight]) -> tuple[ir.Value, ir.Value]:
+        """Codes (in, out) as the profile stores them, and one scale per output channel."""
+        codes = np.concatenate([weight.codes.numpy() for weight in weights]).T
+        rows = [
+            np.broadcast_to(weight.scale.float().numpy().reshape(-1), weight.codes.shape[:1])
+            for weight in weights
+        ]
+        scale = self.build.constant(np.concatenate(rows), np.float32, f"{title}.weight.scale")
+        return self._stored(codes, weights[0].bits, f"{title}.weight.codes"), scale
+
+    def _stored(self, codes: np.ndarray, bits: int, name: str) -> ir.Value:
+        kind = carrier(self.profile, bits, self.opset)
+        stored = self.build.initializer(integer_tensor(codes, kind, name))
+        if kind == ir.DataType.INT8 or not self.profile.cast_weights:
+            return stored
+        return self.build.op("Cast", stored, name=f"{name}.int8", to=ir.DataType.INT8)
+
+    # -- the rest ------------------------------------------------------------------------------------------
+
+    def _embedding(self, node: ir.Node) -> None:
+        name, ids, build = _name(node), node.inputs[0], self.build
+        weight = self.frozen.weights.get(name)
+        if weight is None:
+            table = build.initializer(ir.tensor(self._values(name).numpy(), name=f"{name}.weight"))
+            self.build.replace(node, build.op("Gather", table, ids, name=f"{name}.rows", axis=0))
+            return
+        rows = weight.scale.float().numpy().reshape(-1)
+        if self.profile.lookup_codes:
+            codes = self._stored(weight.codes.numpy(), weight.bits, f"{name}.weight.codes")
+            scale = build.initializer(ir.tensor(rows.reshape(-1, 1), name=f"{name}.weight.scale"))
+            looked_up = build.op("Gather", codes, ids, name=f"{name}.rows.codes", axis=0)
+            values = build.op("Cast", looked_up, name=f"{name}.rows.float", to=ir.DataType.FLOAT)
+            row_scale = build.op("Gather", scale, ids, name=f"{name}.rows.scale", axis=0)
+            self.build.replace(node, build.op("Mul", values, row_scale, name=f"{name}.rows"))
+            return
+        codes = self._stored(weight.codes.numpy(), weight.bits, f"{name}.weight.codes")
+        scale = build.initializer(ir.tensor(rows, name=f"{name}.weight.scale"))
+        table = build.op("DequantizeLinear", codes, scale, name=f"{name}.weight", axis=0)
+        self.build.replace(node, build.op("Gather", table, ids, name=f"{name}.rows", axis=0))
+
+    def _attention(self, node: ir.Node) -> None:
+        name, build = _name(node), self.build
+        query, key, value, *mask = node.inputs
+        assert query is not None
+        assert key is not None
+        assert value is not None
+        scaling = float(node.attributes["scaling"].value)
+        turned = build.op("Transpose", key, name=f"{name}.key.turned", perm=[0, 1, 3, 2])
+        scores = self._matmul(f"{name}.scores", query, turned, scaling)
+        if mask:
+            scores = build.op("Add", scores, mask[0], name=f"{name}.masked")
+        probabilities = build.op("Softmax", scores, name=f"{name}.probabilities", axis=-1)
+        context = self._matmul(f"{name}.context", probabilities, value)
+        self.build.replace(
+            node, build.op("Transpose", context, name=f"{name}.context.turned", perm=HEADS_FIRST)
+        )
+
+    def _matmul(self, name: str, left: ir.Value, right: ir.Value, factor: float = 1.0) -> ir.Value:
+        """left·right·factor with both operands quantized where they have steps."""
+        build = self.build
+        a, b = self._quantize(left, f"{name}.left"), self._quantize(right, f"{name}.right")
+        if a is not None and b is not None and self.profile.contrib:
+            scale = build.constant(a.step * factor, np.float32, f"{name}.left.scaled")
+            return build.op(
+                "MatMulIntegerToFloat", a.codes, b.codes, scale, b.scale, a.zero_point, b.zero_point,
+                name=name, domain=CONTRIB,
+            )  # fmt: skip
+        # Without a quantizer on the left the factor has no scale to go into.
+        folded = factor if a is not None else 1.0
+        first = self._dequantize(a, f"{name}.left", folded) if a is not None else left
+        second = self._dequantize(b, f"{name}.right") if b is not None else right
+        y = build.op("MatMul", first, second, name=f"{name}.product")
+        if folded != factor:
+            y = build.op(
+                "Mul", y, build.constant(factor, np.float32, f"{name}.factor"), name=f"{name}.scaled"
+            )
+        if a is not None and a.offset:
+            # The left operand was shifted by a constant: add it times the column sums of the right one.
+            axis = build.constant([-2], np.int64, "axis.rows")
+            sums = build.op("ReduceSum", second, axis, name=f"{name}.right.sums", keepdims=1)
+            offset = build.constant(a.offset * factor, np.float32, f"{name}.left.offset")
+            y = build.op("Add", y, build.op("Mul", sums, offset, name=f"{name}.shift"), name=f"{name}.sum")
+        return y
+
+    def _hidden(self, node: ir.Node) -> None:
+        x = node.inputs[0]
+        assert x is not None
+        x.name = _name(node)
+        self.build.replace(node, x)
+
+
+def _name(node: ir.Node) -> str:
+    return str(node.attributes["name"].value)
+
+
+def _before_moves(x: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
+    """The value before Reshape and Transpose nodes that only move elements, and those nodes in order.
+
+    Only where the rearranged floats have no other reader: they would be needed all the same."""
+    moves: list[ir.Node] = []
+    while True:
+        node = x.producer()
+        if node is None or node.op_type not in ("Reshape", "Transpose") or len(x.consumers()) > 1:
+            return x, moves
+        moves.insert(0, node)
+        source = node.inputs[0]
+        assert source is not None
+        x = source

@@ -1,0 +1,115 @@
+"""For whom a model is exported: one row per profile, and nothing else that is specific to one.
+
+How a profile writes integers is data (carriers, zero points, forms of a few subgraphs); `lower.py`
+reads it and has no branch by a profile's name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from mrem_deploy.errors import UserError
+
+INT2_OPSET = 25  # the first opset with INT2
+INT2_RUNTIME = "1.24.0"  # the first onnxruntime that reads it
+INT4_OPSET = 21  # the first opset with INT4 and UINT4
+# IR version that belongs to an opset; a reader refuses a newer one than it knows.
+IR_VERSIONS = {18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11, 24: 12, 25: 13}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How integers are written, for one kind of reader."""
+
+    name: str
+    file: str
+    audience: str
+    opset: int  # raised where the weights' carrier needs more
+    oldest_runtime: str  # the onnxruntime that loads it at `opset`
+    packed: bool = True  # weights below 8 bits in INT4/INT2, else in INT8
+    two_bit_types: bool = True  # INT2 where weights have 2 bits, else they travel in INT4
+    cast_weights: bool = False  # Cast(INT8) behind a packed initializer: folds at load, runs as integers
+    contrib: bool = False  # onnxruntime's own operators where they are faster
+    merge_qkv: bool = False
+    lookup_codes: bool = False  # gather integer rows and scale them, instead of dequantizing the table
+    unsigned: bool = False  # every activation in UINT8, symmetric ones with zero point 128
+    zero_points: bool = True  # False: activations in INT8 with zero point 0 only
+
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile(
+            name="ort-cpu",
+            file="model.onnx",
+            audience="onnxruntime on CPUs: integer products, packed file, the fastest",
+            opset=21,
+            oldest_runtime="1.20.0",
+            cast_weights=True,
+            contrib=True,
+            merge_qkv=True,
+            lookup_codes=True,
+            unsigned=True,
+        ),
+        Profile(
+            name="qdq",
+            file="model_qdq.onnx",
+            audience="other tools: standard operators only, the textbook form with packed weights",
+            opset=21,
+            oldest_runtime="1.20.0",
+            two_bit_types=False,
+        ),
+        Profile(
+            name="int8",
+            file="model_int8.onnx",
+            audience="the CUDA provider, OpenVINO and old runtimes: every weight in INT8, an old opset",
+            opset=18,
+            oldest_runtime="1.14.0",
+            packed=False,
+            merge_qkv=True,
+            lookup_codes=True,
+        ),
+        Profile(
+            name="tensorrt",
+            file="model_tensorrt.onnx",
+            audience="TensorRT: as int8, with zero points of 0 only",
+            opset=18,
+            oldest_runtime="1.14.0",
+            packed=False,
+            merge_qkv=True,
+            lookup_codes=True,
+            zero_points=False,
+        ),
+    )
+}
+
+
+def find_profile(name: str) -> Profile:
+    if name not in PROFILES:
+        raise UserError(f"there is no export profile {name!r}", f"choose among {', '.join(PROFILES)}")
+    return PROFILES[name]
+
+
+def carrier(profile: Profile, bits: int, opset: int) -> ir.DataType:
+    """The ONNX type that weights of `bits` travel in."""
+    if profile.packed and bits == 2 and opset >= INT2_OPSET:
+        return ir.DataType.INT2
+    if profile.packed and bits <= 4 and opset >= INT4_OPSET:
+        return ir.DataType.INT4
+    return ir.DataType.INT8
+
+
+def choose_opset(profile: Profile, bits: set[int], asked: int | None) -> int:
+    """The opset to write: what was asked for, or the lowest at which every weight is packed."""
+    if asked is None:
+        needs_int2 = profile.packed and profile.two_bit_types and 2 in bits
+        return max(profile.opset, INT2_OPSET) if needs_int2 else profile.opset
+    least = profile.opset
+    if asked not in IR_VERSIONS or asked < least:
+        choices = [str(opset) for opset in IR_VERSIONS if opset >= least]
+        raise UserError(
+            f"profile {profile.name} cannot be written at opset {asked}", f"choose among {', '.join(choices)}"
+        )
+    return asked

@@ -1,0 +1,199 @@
+"""Trace a model once into its skeleton: an ONNX graph with a marker wherever quantization has a say.
+
+Hugging Face's own forward code is traced, so positions, masks, rotary embeddings, relative biases and
+heads are never re-typed here. What a profile decides about stands in the graph as one node of our own
+domain, by the layer's name; `lower.py` replaces every one of them:
+
+    mrem.Embedding(ids)                 the word embedding
+    mrem.Linear(x)                      any linear but the head, with the quantizer of its input
+    mrem.Attention(q, k, v, mask)       (B, heads, T, d) three times → (B, T, heads, d)
+    mrem.Hidden(x)                      a name for the embeddings' output and for every block's
+
+The skeleton holds what stays full precision and none of the weights, so it is small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, eager_mask
+
+from mrem_deploy.freeze import FrozenModel, shell
+from mrem_deploy.models import Anatomy, model_outputs
+from mrem_deploy.qlayers import replace_module
+
+DOMAIN = "mrem"
+ATTENTION = "mrem-skeleton"
+OUTPUTS = {
+    "sequence-classification": ("logits",),
+    "token-classification": ("logits",),
+    "question-answering": ("start_logits", "end_logits"),
+    "feature-extraction": ("last_hidden_state",),
+}
+EXAMPLE = (2, 7)  # batch and sequence of the traced example; sizes of 0 and 1 would be taken as constants
+
+
+def _marker(op: str, inputs: tuple[torch.Tensor, ...], shape: Any, name: str, **more: float) -> torch.Tensor:
+    """One node of our domain in the traced graph; outside of a trace it cannot run."""
+    return torch.onnx.ops.symbolic(
+        f"{DOMAIN}::{op}", inputs, {"name": name, **more}, dtype=torch.float32, shape=shape, version=1
+    )
+
+
+class _Linear(nn.Module):
+    def __init__(self, name: str, linear: nn.Linear) -> None:
+        super().__init__()
+        self.name, self.width = name, linear.out_features
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _marker("Linear", (x,), (*x.shape[:-1], self.width), self.name)
+
+
+class _Embedding(nn.Module):
+    def __init__(self, name: str, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.name, self.width, self.padding_idx = name, embedding.embedding_dim, embedding.padding_idx
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return _marker("Embedding", (ids,), (*ids.shape, self.width), self.name)
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """The marker of attention, with the signature that transformers' registry asks for."""
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    batch, heads, tokens, width = query.shape
+    inputs = (query, key, value) if attention_mask is None else (query, key, value, attention_mask)
+    return _marker(
+        "Attention", inputs, (batch, tokens, heads, width), module.mrem_name, scaling=float(scaling)
+    ), None
+
+
+def _mask(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Additive mask. Where every token may see every other, one row per sentence is enough: (B, 1, 1, T)
+    broadcasts over the queries, and nothing of size T² is made."""
+    if kwargs.get("mask_function") is not bidirectional_mask_function:
+        return eager_mask(*args, **kwargs)
+    dtype = kwargs.get("dtype", torch.float32)
+    seen = kwargs["attention_mask"][:, None, None, :].bool()
+    return torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)
+
+
+AttentionInterface.register(ATTENTION, _attention)
+AttentionMaskInterface.register(ATTENTION, _mask)
+
+
+def trace(frozen: FrozenModel, opset: int) -> tuple[ir.Model, Anatomy]:
+    """The skeleton of a frozen model in ONNX, with dynamic batch and sequence, and the model's anatomy."""
+    model, found = shell(frozen, ATTENTION)
+    model.float()
+    _place_markers(model, found)
+    names = _input_names(model)
+    batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence", max=_longest(model))
+    example = tuple(torch.full(EXAMPLE, 1 if name == "attention_mask" else 0) for name in names)
+    with _quiet():
+        program = torch.onnx.export(
+            _Outputs(model, names),
+            example,
+            dynamo=True,
+            opset_version=opset,
+            input_names=list(names),
+            output_names=list(OUTPUTS[frozen.head]),
+            dynamic_shapes=tuple({0: batch, 1: sequence} for _ in names),
+            verbose=False,
+        )
+    assert program is not None
+    return program.model, found
+
+
+def _place_markers(model: PreTrainedModel, found: Anatomy) -> None:
+    for name in found.linears:
+        replace_module(model, name, _Linear(name, model.get_submodule(name)))
+    embedding = model.get_submodule(found.word_embedding)
+    replace_module(model, found.word_embedding, _Embedding(found.word_embedding, embedding))
+    for name in found.attentions:
+        model.get_submodule(name).mrem_name = name
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args:
+            return (_marker("Hidden", (args[0],), args[0].shape, "hidden.0"), *args[1:]), kwargs
+        hidden = kwargs["hidden_states"]
+        return args, {**kwargs, "hidden_states": _marker("Hidden", (hidden,), hidden.shape, "hidden.0")}
+
+    def leave(number: int) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            hidden = output[0] if isinstance(output, tuple) else output
+            named = _marker("Hidden", (hidden,), hidden.shape, f"hidden.{number}")
+            return (named, *output[1:]) if isinstance(output, tuple) else named
+
+        return hook
+
+    model.get_submodule(found.blocks[0]).register_forward_pre_hook(enter, with_kwargs=True)
+    for index, name in enumerate(found.blocks):
+        model.get_submodule(name).register_forward_hook(leave(index + 1))
+
+
+class _Outputs(nn.Module):
+    """The model with plain tensors in and out, by position."""
+
+    def __init__(self, model: PreTrainedModel, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        token_type_ids: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        given = (input_ids, attention_mask, token_type_ids)
+        return tuple(model_outputs(self.model(**dict(zip(self.names, given, strict=False)))))
+
+
+def _input_names(model: PreTrainedModel) -> tuple[str, ...]:
+    """In the order of Hugging Face's own ONNX files."""
+    takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
+    several = getattr(model.config, "type_vocab_size", 0) > 1
+    return ("input_ids", "attention_mask", *(["token_type_ids"] if takes_types and several else []))
+
+
+def _longest(model: PreTrainedModel) -> int:
+    """How many tokens the position table has room for."""
+    positions = model.config.max_position_embeddings
+    padding = getattr(model.config, "pad_token_id", None) or 0
+    # RoBERTa's kind counts positions from the padding index on.
+    counted = model.config.model_type in ("roberta", "xlm-roberta", "mpnet")
+    return positions - padding - 1 if counted else positions
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter tells of its steps, of axes with equal names and of packages it does without."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

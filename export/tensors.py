@@ -1,0 +1,18 @@
+"""Integer weights as ONNX initializers: the codes of the frozen model, packed, and nothing recomputed."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from mrem_deploy.kernels import pack
+
+PACKED_BITS = {ir.DataType.INT2: 2, ir.DataType.INT4: 4}
+
+
+def integer_tensor(codes: np.ndarray, dtype: ir.DataType, name: str) -> ir.TensorProtocol:
+    """Signed codes of any shape in INT2, INT4 (packed, first element in the lowest bits) or INT8."""
+    if dtype not in PACKED_BITS:
+        return ir.tensor(np.ascontiguousarray(codes, dtype=np.int8), name=name)
+    packed = pack(np.ascontiguousarray(codes, dtype=np.int8), PACKED_BITS[dtype])
+    return ir.PackedTensor(packed, dtype, shape=codes.shape, name=name)
