@@ -64,9 +64,9 @@ class Builder:
     def replace(self, node: ir.Node, value: ir.Value) -> None:
         """Let every reader of a node's only output read `value`, and take the node out."""
         output = node.outputs[0]
-        ir.convenience.replace_all_uses_with(output, value)
         for index, graph_output in enumerate(self.graph.outputs):
             if graph_output is output:
                 value.name, value.type, value.shape = output.name, output.type, output.shape
                 self.graph.outputs[index] = value
+        ir.convenience.replace_all_uses_with(output, value)
         self.graph.remove(node, safe=True)

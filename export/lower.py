@@ -5,13 +5,15 @@ The rules, all of them:
 1. The input of every quantized linear passes QuantizeLinear → DequantizeLinear with the learned step; the
    step of q, k and v is one, so their quantizer is written once.
 2. A weight is stored as its integers, (in, out) for MatMul, with its scale in DequantizeLinear.
-3. Codes of 4 bits travel in 8-bit types behind a Clip to their range: no runtime has 4-bit products.
+3. Activations travel in 8-bit types, symmetric ones shifted by a zero point of 128; codes of 4 bits behind a
+   Clip to their range, because no runtime has 4-bit products.
 4. Both operands of q·kᵀ and p·v are quantized like any other; the factor in front of the softmax is folded
    into the scale that dequantizes q.
 5. Quantizers commute with Reshape and Transpose, so q, k and v are quantized before they are rearranged:
    bytes are moved instead of floats.
 6. Biases are added in float, as (1, 1, N) to three axes: onnxruntime makes a float Gemm of other forms.
-7. Names: `hidden.i` is the output of block i (0: of the embeddings), `<step>.codes` the integers of a quantizer.
+7. Names: `hidden.i` is the output of block i (0: of the embeddings), `<step>.codes` a quantizer's integers.
+   The graph's outputs have Hugging Face's names, so a bare encoder's last block is `last_hidden_state`.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ import torch
 from mrem_deploy.export.builder import CONTRIB, Builder
 from mrem_deploy.export.profiles import Profile, carrier
 from mrem_deploy.export.skeleton import DOMAIN
-from mrem_deploy.export.tensors import integer_tensor
+from mrem_deploy.export.tensors import PACKED_BITS, integer_tensor
 from mrem_deploy.freeze import FrozenModel, FrozenStep, FrozenWeight
 from mrem_deploy.models import Anatomy
 
+GELU_OPSET = 20  # the first opset with Gelu
 HEADS_FIRST = [0, 2, 1, 3]  # (B, T, heads, d) ↔ (B, heads, T, d)
 
 
@@ -59,6 +62,7 @@ class Lowering:
             "Linear": self._linear,
             "Embedding": self._embedding,
             "Attention": self._attention,
+            "Gelu": self._gelu,
             "Hidden": self._hidden,
         }
         for node in list(self.graph):
@@ -66,6 +70,7 @@ class Lowering:
                 self.build.anchor = node
                 rules[node.op_type](node)
         self.graph.opset_imports.pop(DOMAIN, None)
+        self.graph.opset_imports[""] = self.opset
 
     # -- activations ---------------------------------------------------------------------------------------
 
@@ -90,19 +95,17 @@ class Lowering:
     def _quantize_here(self, x: ir.Value, name: str, step: FrozenStep) -> Codes:
         grid, build = step.grid, self.build
         scale = step.scale.float().numpy().reshape(())
-        shift, kind, offset = grid.zero_point, np.int8 if grid.signed else np.uint8, 0.0
-        if grid.signed and self.profile.unsigned:
-            shift, kind = 128, np.uint8
-        if not grid.signed and not self.profile.zero_points:
+        low, high, offset = grid.low - grid.zero_point, grid.high - grid.zero_point, 0.0
+        shift, kind = 128 if grid.signed else grid.zero_point, np.uint8
+        if not self.profile.zero_points:
+            shift, kind = 0, np.int8
+        if not self.profile.zero_points and not grid.signed:
             middle = 2 ** (grid.bits - 1)
-            offset, shift, kind = float((middle - grid.zero_point) * scale), 0, np.int8
+            low, high, offset = -middle, middle - 1, float((middle - grid.zero_point) * scale)
             if offset:
                 x = build.op(
                     "Sub", x, build.constant(offset, np.float32, f"{name}.offset"), name=f"{name}.shifted"
                 )
-            low, high = -middle, middle - 1
-        else:
-            low, high = grid.low - grid.zero_point, grid.high - grid.zero_point
         if grid.bits < 8:
             bounds = [build.constant(b * scale, np.float32, f"{name}.{b}") for b in (low, high)]
             x = build.op("Clip", x, *bounds, name=f"{name}.clipped")
@@ -203,15 +206,15 @@ class Lowering:
         build = self.build
         weights = [self.frozen.weights[name] for name in names if name in self.frozen.weights]
         if weights and quantized and self.profile.contrib:
-            codes, scale = self._integer_weight(title, weights)
+            codes, scale, zero_point = self._integer_weight(title, weights)
             flat = build.constant(bias, np.float32, f"{title}.bias") if bias is not None else None
             return build.op(
                 "MatMulIntegerToFloat", quantized.codes, codes, quantized.scale, scale, quantized.zero_point,
-                None, flat, name=f"{title}.sum", domain=CONTRIB,
+                zero_point, flat, name=f"{title}.sum", domain=CONTRIB,
             )  # fmt: skip
         if weights:
-            codes, scale = self._integer_weight(title, weights)
-            matrix = build.op("DequantizeLinear", codes, scale, name=f"{title}.weight", axis=1)
+            codes, scale, zero_point = self._integer_weight(title, weights)
+            matrix = build.op("DequantizeLinear", codes, scale, zero_point, name=f"{title}.weight", axis=1)
         else:
             joined = np.concatenate([self._values(name).numpy() for name in names]).T
             matrix = build.constant(np.ascontiguousarray(joined), np.float32, f"{title}.weight")
@@ -223,20 +226,29 @@ class Lowering:
             "Add", y, build.constant(bias[None, None, :], np.float32, f"{title}.bias"), name=f"{title}.sum"
         )
 
-    def _integer_weight(self, title: str, weights: list[FrozenWeight]) -> tuple[ir.Value, ir.Value]:
-        """Codes (in, out) as the profile stores them, and one scale per output channel."""
+    def _integer_weight(
+        self, title: str, weights: list[FrozenWeight]
+    ) -> tuple[ir.Value, ir.Value, ir.Value | None]:
+        """Codes (in, out) as the profile stores them, their scale (one, or one per output channel) and
+        their zero point where they have one."""
         codes = np.concatenate([weight.codes.numpy() for weight in weights]).T
-        rows = [
-            np.broadcast_to(weight.scale.float().numpy().reshape(-1), weight.codes.shape[:1])
-            for weight in weights
-        ]
-        scale = self.build.constant(np.concatenate(rows), np.float32, f"{title}.weight.scale")
-        return self._stored(codes, weights[0].bits, f"{title}.weight.codes"), scale
+        if len(weights) == 1 and weights[0].scale.numel() == 1:
+            scales = weights[0].scale.float().numpy().reshape(())
+        else:  # matrices side by side have a scale per channel, also where each has only one
+            scales = np.concatenate(
+                [np.broadcast_to(w.scale.float().numpy().reshape(-1), w.codes.shape[:1]) for w in weights]
+            )
+        scale = self.build.constant(scales, np.float32, f"{title}.weight.scale")
+        kind = carrier(self.profile, weights[0].bits, self.opset)
+        zero_point = None
+        if kind == ir.DataType.UINT8:
+            middles = np.full(scales.shape, 128)
+            zero_point = self.build.constant(middles, np.uint8, f"{title}.weight.zero_point")
+        return self._stored(codes, kind, f"{title}.weight.codes"), scale, zero_point
 
-    def _stored(self, codes: np.ndarray, bits: int, name: str) -> ir.Value:
-        kind = carrier(self.profile, bits, self.opset)
+    def _stored(self, codes: np.ndarray, kind: ir.DataType, name: str) -> ir.Value:
         stored = self.build.initializer(integer_tensor(codes, kind, name))
-        if kind == ir.DataType.INT8 or not self.profile.cast_weights:
+        if kind not in PACKED_BITS or not self.profile.cast_weights:
             return stored
         return self.build.op("Cast", stored, name=f"{name}.int8", to=ir.DataType.INT8)
 
@@ -249,19 +261,22 @@ class Lowering:
             table = build.initializer(ir.tensor(self._values(name).numpy(), name=f"{name}.weight"))
             self.build.replace(node, build.op("Gather", table, ids, name=f"{name}.rows", axis=0))
             return
-        rows = weight.scale.float().numpy().reshape(-1)
+        kind = carrier(self.profile, weight.bits, self.opset)
+        if kind == ir.DataType.UINT8:
+            kind = ir.DataType.INT8  # rows are looked up, not multiplied: no need for a zero point
+        codes = self._stored(weight.codes.numpy(), kind, f"{name}.weight.codes")
+        scales = weight.scale.float().numpy().reshape(-1)
         if self.profile.lookup_codes:
-            codes = self._stored(weight.codes.numpy(), weight.bits, f"{name}.weight.codes")
-            scale = build.initializer(ir.tensor(rows.reshape(-1, 1), name=f"{name}.weight.scale"))
+            scale = build.initializer(ir.tensor(scales.reshape(-1, 1), name=f"{name}.weight.scale"))
             looked_up = build.op("Gather", codes, ids, name=f"{name}.rows.codes", axis=0)
             values = build.op("Cast", looked_up, name=f"{name}.rows.float", to=ir.DataType.FLOAT)
             row_scale = build.op("Gather", scale, ids, name=f"{name}.rows.scale", axis=0)
-            self.build.replace(node, build.op("Mul", values, row_scale, name=f"{name}.rows"))
-            return
-        codes = self._stored(weight.codes.numpy(), weight.bits, f"{name}.weight.codes")
-        scale = build.initializer(ir.tensor(rows, name=f"{name}.weight.scale"))
-        table = build.op("DequantizeLinear", codes, scale, name=f"{name}.weight", axis=0)
-        self.build.replace(node, build.op("Gather", table, ids, name=f"{name}.rows", axis=0))
+            rows = build.op("Mul", values, row_scale, name=f"{name}.rows")
+        else:
+            scale = build.initializer(ir.tensor(scales, name=f"{name}.weight.scale"))
+            table = build.op("DequantizeLinear", codes, scale, name=f"{name}.weight", axis=0)
+            rows = build.op("Gather", table, ids, name=f"{name}.rows", axis=0)
+        build.replace(node, rows)
 
     def _attention(self, node: ir.Node) -> None:
         name, build = _name(node), self.build
@@ -306,6 +321,19 @@ class Lowering:
             offset = build.constant(a.offset * factor, np.float32, f"{name}.left.offset")
             y = build.op("Add", y, build.op("Mul", sums, offset, name=f"{name}.shift"), name=f"{name}.sum")
         return y
+
+    def _gelu(self, node: ir.Node) -> None:
+        """x · Φ(x) by the error function, as the models have it."""
+        x, build = node.inputs[0], self.build
+        assert x is not None
+        name = f"{x.name}.gelu"
+        if self.opset >= GELU_OPSET:
+            build.replace(node, build.op("Gelu", x, name=name))
+            return
+        half, one, root = (build.constant(c, np.float32, f"gelu.{c:.3g}") for c in (0.5, 1.0, 2.0**0.5))
+        error = build.op("Erf", build.op("Div", x, root, name=f"{name}.scaled"), name=f"{name}.erf")
+        doubled = build.op("Mul", x, build.op("Add", error, one, name=f"{name}.one"), name=f"{name}.doubled")
+        build.replace(node, build.op("Mul", doubled, half, name=name))
 
     def _hidden(self, node: ir.Node) -> None:
         x = node.inputs[0]

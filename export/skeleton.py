@@ -7,9 +7,11 @@ domain, by the layer's name; `lower.py` replaces every one of them:
     mrem.Embedding(ids)                 the word embedding
     mrem.Linear(x)                      any linear but the head, with the quantizer of its input
     mrem.Attention(q, k, v, mask)       (B, heads, T, d) three times → (B, T, heads, d)
+    mrem.Gelu(x)                        one operator from opset 20 on, five before
     mrem.Hidden(x)                      a name for the embeddings' output and for every block's
 
-The skeleton holds what stays full precision and none of the weights, so it is small.
+The skeleton holds what stays full precision and none of the weights, so it is small. It is traced at the
+lowest opset that a profile asks for: none of its operators changed its meaning up to the highest.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.activations import GELUActivation
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, eager_mask
 
 from mrem_deploy.freeze import FrozenModel, shell
@@ -33,6 +36,7 @@ from mrem_deploy.models import Anatomy, model_outputs
 from mrem_deploy.qlayers import replace_module
 
 DOMAIN = "mrem"
+OPSET = 18
 ATTENTION = "mrem-skeleton"
 OUTPUTS = {
     "sequence-classification": ("logits",),
@@ -57,6 +61,11 @@ class _Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _marker("Linear", (x,), (*x.shape[:-1], self.width), self.name)
+
+
+class _Gelu(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _marker("Gelu", (x,), x.shape, "gelu")
 
 
 class _Embedding(nn.Module):
@@ -100,7 +109,7 @@ AttentionInterface.register(ATTENTION, _attention)
 AttentionMaskInterface.register(ATTENTION, _mask)
 
 
-def trace(frozen: FrozenModel, opset: int) -> tuple[ir.Model, Anatomy]:
+def trace(frozen: FrozenModel) -> tuple[ir.Model, Anatomy]:
     """The skeleton of a frozen model in ONNX, with dynamic batch and sequence, and the model's anatomy."""
     model, found = shell(frozen, ATTENTION)
     model.float()
@@ -113,7 +122,7 @@ def trace(frozen: FrozenModel, opset: int) -> tuple[ir.Model, Anatomy]:
             _Outputs(model, names),
             example,
             dynamo=True,
-            opset_version=opset,
+            opset_version=OPSET,
             input_names=list(names),
             output_names=list(OUTPUTS[frozen.head]),
             dynamic_shapes=tuple({0: batch, 1: sequence} for _ in names),
@@ -130,6 +139,9 @@ def _place_markers(model: PreTrainedModel, found: Anatomy) -> None:
     replace_module(model, found.word_embedding, _Embedding(found.word_embedding, embedding))
     for name in found.attentions:
         model.get_submodule(name).mrem_name = name
+    for name, part in list(model.named_modules()):
+        if isinstance(part, GELUActivation):
+            replace_module(model, name, _Gelu())
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if args:

@@ -11,7 +11,10 @@ PACKED_BITS = {ir.DataType.INT2: 2, ir.DataType.INT4: 4}
 
 
 def integer_tensor(codes: np.ndarray, dtype: ir.DataType, name: str) -> ir.TensorProtocol:
-    """Signed codes of any shape in INT2, INT4 (packed, first element in the lowest bits) or INT8."""
+    """Signed codes of any shape in INT2, INT4 (packed, first element in the lowest bits), INT8, or UINT8
+    with zero point 128."""
+    if dtype == ir.DataType.UINT8:
+        return ir.tensor((codes.astype(np.int16) + 128).astype(np.uint8), name=name)
     if dtype not in PACKED_BITS:
         return ir.tensor(np.ascontiguousarray(codes, dtype=np.int8), name=name)
     packed = pack(np.ascontiguousarray(codes, dtype=np.int8), PACKED_BITS[dtype])
