@@ -6,6 +6,7 @@ same codes with the same scales and multiply in the same precision.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,7 +125,9 @@ class FrozenLinear(nn.Module):
 
 def shell(frozen: FrozenModel, attention: str = ATTENTION) -> tuple[PreTrainedModel, Anatomy]:
     """The Hugging Face model with all that stays full precision loaded; other weights are still random."""
-    model = getattr(transformers, HEADS[frozen.head]).from_config(frozen.config).eval()
+    # A copy: the attention function is chosen in the config, and another model may be built of the same.
+    config = copy.deepcopy(frozen.config)
+    model = getattr(transformers, HEADS[frozen.head]).from_config(config).eval()
     if getattr(model, "pooler", None) is not None and "pooler.dense.bias" not in frozen.full:
         model.pooler = None  # a bare encoder whose checkpoint had none
     found = prepare(model, attention)
