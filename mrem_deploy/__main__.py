@@ -10,6 +10,7 @@ from mrem_deploy import cli
 VERBS = {
     "quantize": "a fine-tuned encoder in, a low-bit one with its proof out",
     "export": "a result folder to packed ONNX",
+    "validate": "an exported ONNX model beside the models it came from, with a verdict",
     "finetune": "full-precision fine-tuning of any supported task",
     "benchmark": "memory and speed of training, measured on this machine",
 }

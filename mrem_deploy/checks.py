@@ -21,6 +21,8 @@ from mrem_deploy.files import explained
 from mrem_deploy.loading import check_max_length
 from mrem_deploy.models import anatomy
 from mrem_deploy.partition import module_cuts
+from mrem_deploy.progress import say
+from mrem_deploy.runtime import EXPORT_PACKAGES, INSTALL, missing_packages
 
 
 def check_out(out: str, sources: Mapping[str, str | None], marker: str, overwrite: bool = False) -> Path:
@@ -77,6 +79,28 @@ def check_model(recipe: Recipe, model: PreTrainedModel) -> None:
                 f"--keep-fp {pattern!r} matches no layer of this model",
                 f"write * for any characters; the layers are {', '.join(names[:8])}, …",
             )
+
+
+def check_export(recipe: Recipe) -> tuple[str, ...]:
+    """The profiles to export at the end; packages that are missing are refused only if named profiles were
+    asked for."""
+    if recipe.export == "none":
+        return ()
+    needed = [*EXPORT_PACKAGES, *(["onnxruntime"] if recipe.validate else [])]
+    missing = missing_packages(*needed)
+    if recipe.export == "auto":
+        if missing:
+            say(f"no ONNX model will be written: {', '.join(missing)} not installed ({INSTALL})")
+        return () if missing else ("ort-cpu",)
+    if missing:
+        raise UserError(
+            f"--export {recipe.export} needs {', '.join(missing)}, not installed here",
+            f"{INSTALL}, or leave it out: --export none",
+        )
+    from mrem_deploy.export.profiles import find_profile
+
+    names = [name.strip() for name in recipe.export.split(",")]
+    return tuple(dict.fromkeys(find_profile(name).name for name in names))
 
 
 def check_labels(task_data: TaskData, texts: Texts, model: PreTrainedModel) -> None:

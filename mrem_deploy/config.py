@@ -74,6 +74,12 @@ class Recipe:
     max_memory: str | None = option(
         None, "memory for cached activations, such as 8GB; default: half of what is free"
     )
+    export: str = option(
+        "auto",
+        "profiles of the ONNX models to write, with commas between them, or none; auto: ort-cpu where the "
+        "packages it needs are installed",
+    )
+    validate: bool = option(True, "let the first exported model answer the evaluation split, too")
     threads: int = option(0, "CPU threads; 0 leaves torch's choice")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
 
@@ -108,8 +114,8 @@ class Recipe:
         )  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
-        """What decides the result: a resumed run must agree in all of it."""
-        places = {"out", "cache_dir", "max_memory", "checkpoint_steps"}
+        """What decides the quantized model: a resumed run must agree in all of it."""
+        places = {"out", "cache_dir", "max_memory", "checkpoint_steps", "export", "validate"}
         return {name: value for name, value in self.as_dict().items() if name not in places}
 
     def digest(self) -> str:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from mrem_deploy.batching import Encoded, sorted_batches
 from mrem_deploy.errors import UserError
 from mrem_deploy.files import atomic_file, cache_folder
-from mrem_deploy.models import carve, model_outputs
+from mrem_deploy.models import PartOutput, carve, model_outputs
 from mrem_deploy.progress import say, track
 
 # A predictor takes a padded batch and returns the model's outputs; torch, frozen and ONNX models
@@ -105,22 +105,35 @@ def layer_errors(
     count = teacher.config.num_hidden_layers
     full, quantized = carve(teacher, [0, count])[0], carve(student, [0, count])[0]
     device = next(student.parameters()).device
-    names = ["embeddings", *(f"block {i + 1}" for i in range(count)), "output"]
-    squares = np.zeros((len(names), 2))
+    errors = RelativeErrors()
     for indices in batches:
         batch = {name: value.to(device) for name, value in encoded.batch(indices).items()}
-        clean, noisy = full(None, batch), quantized(None, batch)
-        mask = batch["attention_mask"].bool()
-        pairs = [(noisy.embedding, clean.embedding), *zip(noisy.hidden, clean.hidden, strict=True)]
-        measured = [(s[mask], t[mask]) for s, t in pairs]
-        outputs = zip(noisy.outputs, clean.outputs, strict=True)
-        measured.append(_joined([(s[mask], t[mask]) if clean.per_token else (s, t) for s, t in outputs]))
-        for row, (s, t) in enumerate(measured):
-            squares[row] += float((s - t).double().square().sum()), float(t.double().square().sum())
-    return {
-        name: float(np.sqrt(e / r)) if r > 0 else 0.0 for name, (e, r) in zip(names, squares, strict=True)
-    }
+        clean, noisy = layers_of(full(None, batch), batch), layers_of(quantized(None, batch), batch)
+        for name, reference in clean.items():
+            errors.add(name, noisy[name], reference)
+    return errors.result()
 
 
-def _joined(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.cat([s.flatten() for s, _ in pairs]), torch.cat([t.flatten() for _, t in pairs])
+def layers_of(result: PartOutput, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a whole model computed, layer by layer, without the padding."""
+    assert result.embedding is not None, "only a whole model has all layers"
+    mask = batch["attention_mask"].bool()
+    named = {"embeddings": result.embedding[mask]}
+    named |= {f"block {i}": hidden[mask] for i, hidden in enumerate(result.hidden, start=1)}
+    outputs = [value[mask] if result.per_token else value for value in result.outputs]
+    return named | {"output": torch.cat([value.flatten() for value in outputs])}
+
+
+class RelativeErrors:
+    """‖f̂ − f‖ / ‖f‖ of named tensors, over all batches that were added."""
+
+    def __init__(self) -> None:
+        self._squares: dict[str, np.ndarray] = {}
+
+    def add(self, name: str, came: torch.Tensor, reference: torch.Tensor) -> None:
+        error = float((came - reference).double().square().sum())
+        size = float(reference.double().square().sum())
+        self._squares[name] = self._squares.get(name, np.zeros(2)) + np.array([error, size])
+
+    def result(self) -> dict[str, float]:
+        return {name: float(np.sqrt(e / r)) if r > 0 else 0.0 for name, (e, r) in self._squares.items()}

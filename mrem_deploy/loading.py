@@ -102,9 +102,14 @@ def _locate(name: str) -> str:
     return name
 
 
-def _check_folder(folder: Path) -> None:
+def _listed(folder: Path) -> tuple[list[str], str]:
+    """The files of a folder, and a few of them in words."""
     files = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
-    shown = ", ".join(files[:8]) + (", …" if len(files) > 8 else "") if files else "no files"
+    return files, ", ".join(files[:8]) + (", …" if len(files) > 8 else "") if files else "no files"
+
+
+def _check_folder(folder: Path) -> None:
+    files, shown = _listed(folder)
     if "config.json" not in files:
         raise UserError(
             f"{folder} is not a model folder: it has no config.json (it has: {shown}).",
@@ -118,12 +123,23 @@ def _check_folder(folder: Path) -> None:
             f"{folder} has no weights: model.safetensors is expected (it has: {shown}).",
             "Copy or download the complete model folder.",
         )
+    _check_tokenizer_files(folder, files, shown)
+
+
+def _check_tokenizer_files(folder: Path, files: list[str], shown: str) -> None:
     if not any(name in files for name in TOKENIZER_FILES):
         raise UserError(
             f"{folder} has no tokenizer (it has: {shown}).",
             "Put the tokenizer the model was trained with beside it: "
             'AutoTokenizer.from_pretrained("BASE_MODEL").save_pretrained("FOLDER").',
         )
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a local folder, which need not hold a model that transformers can read."""
+    _check_tokenizer_files(folder, *_listed(folder))
+    with quiet_transformers():
+        return _load_tokenizer(str(folder))
 
 
 def _pickle_refused(source: str, name: str) -> UserError:

@@ -68,6 +68,19 @@ def agreement(
     return {"cosine": 100.0 * cosine, "spearman": 100.0 * spearman}
 
 
+def class_agreement(reference: Sequence[np.ndarray], quantized: Sequence[np.ndarray]) -> dict[str, float]:
+    """The share of texts that both models give the same class; one (C,) array of logits per text."""
+    same = [int(a.argmax()) == int(b.argmax()) for a, b in _twins(reference, quantized)]
+    return {"agreement": 100.0 * float(np.mean(same))}
+
+
+def score_agreement(reference: Sequence[np.ndarray], quantized: Sequence[np.ndarray]) -> dict[str, float]:
+    """How alike two regressions score: the correlations of their scores, one per text."""
+    pairs = _twins(reference, quantized)
+    one, two = (np.concatenate([np.ravel(pair[i]) for pair in pairs]).astype(np.float64) for i in (0, 1))
+    return {"spearman": 100.0 * _spearman(one, two), "pearson": 100.0 * _pearson(one, two)}
+
+
 def token_agreement(reference: Sequence[np.ndarray], quantized: Sequence[np.ndarray]) -> dict[str, float]:
     """The share of all tokens that both models give the same class; one (T, C) array of logits per text."""
     same = np.concatenate([a.argmax(axis=1) == b.argmax(axis=1) for a, b in _twins(reference, quantized)])

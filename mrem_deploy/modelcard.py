@@ -35,6 +35,19 @@ METRIC_NAMES = {
 _PERCENTAGES = ("accuracy", "f1", "cosine", "agreement")
 _HUB_METRICS = {"matthews": "matthews_correlation", "spearman": "spearmanr", "pearson": "pearsonr"}
 _LABEL_FREE = ("feature-extraction", "token-classification", "question-answering")  # also names of pipelines
+# A result in plain onnxruntime; the project's README shows the same lines.
+ONNX_USE = """\
+import numpy as np
+import onnxruntime
+from transformers import AutoTokenizer
+
+folder = "path/to/this/folder"
+session = onnxruntime.InferenceSession(f"{folder}/FILE", providers=["CPUExecutionProvider"])
+tokenizer = AutoTokenizer.from_pretrained(folder)
+tokens = tokenizer(["A sentence to try it on."], padding=True, truncation=True, return_tensors="np")
+inputs = {entry.name: tokens[entry.name].astype(np.int64) for entry in session.get_inputs()}
+print(dict(zip([entry.name for entry in session.get_outputs()], session.run(None, inputs))))
+"""
 _GLUE = ("mnli", "qqp", "qnli", "sst2", "cola", "stsb", "mrpc", "rte")
 
 
@@ -162,6 +175,7 @@ def model_card(
         "```",
         f"The weights are stored as packed integers ({md(bits_words(bits))}); `mrem_deploy.load` gives the "
         "model back exactly as it was evaluated below.",
+        *_onnx_use(metrics.get("onnx") or {}),
         "## Results",
         md_table(summary.scores),
         *images,
@@ -175,6 +189,17 @@ def model_card(
         "model carry over.",
     ]
     return f"---\n{front}---\n\n" + "\n\n".join(part for part in body if part) + "\n"
+
+
+def _onnx_use(onnx: Mapping[str, Any]) -> list[str]:
+    """How to run the exported file, where there is one."""
+    if not onnx.get("file"):
+        return []
+    return [
+        f"In plain onnxruntime, without torch and without this package, `{md(str(onnx['file']))}` "
+        f"({mb(onnx.get('size_mb'))}) gives the same outputs:",
+        f"```python\n{ONNX_USE.replace('FILE', str(onnx['file']))}```",
+    ]
 
 
 def _front_matter(folder: Path, metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,6 +260,7 @@ def _hub_scores(accuracy: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]
 
 def _score_table(accuracy: Mapping[str, Any]) -> Table:
     rows, paired, bounds = [], False, False
+    has_onnx = any("onnx" in content for content in (accuracy.get("splits") or {}).values())
     for split, content in (accuracy.get("splits") or {}).items():
         n = content.get("examples")
         full, quantized = content.get("full_precision") or {}, content.get("quantized") or {}
@@ -249,6 +275,7 @@ def _score_table(accuracy: Mapping[str, Any]) -> Table:
                     METRIC_NAMES.get(metric, str(metric)),
                     score(full.get(metric)),
                     score(quantized.get(metric)) + own,
+                    *([score((content.get("onnx") or {}).get(metric))] if has_onnx else []),
                     _change(full.get(metric), quantized.get(metric), error),
                     count(n),
                 )
@@ -263,7 +290,10 @@ def _score_table(accuracy: Mapping[str, Any]) -> Table:
             else "for the change as if the two models had answered different examples, which overstates it"
         )
         note += f" ± is one standard error from sampling the examples (binomial; {how})."
-    header = ("Split", "Metric", "Full precision", "Quantized", "Change", "Examples")
+    if has_onnx:
+        note += " ONNX is the exported model in onnxruntime; the change is that of the model in torch."
+    column = ("ONNX",) if has_onnx else ()
+    header = ("Split", "Metric", "Full precision", "Quantized", *column, "Change", "Examples")
     return Table("Results", header, rows, note, text_columns=2)
 
 

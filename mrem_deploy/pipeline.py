@@ -1,4 +1,5 @@
-"""The walk: load → partition → insert quantizers → train → freeze → save → evaluate → report."""
+"""The walk: load → partition → insert quantizers → train → freeze → evaluate → save → export → validate →
+report."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ import psutil
 import torch
 from transformers import PreTrainedModel
 
-from mrem_deploy import artifact, environment
+from mrem_deploy import artifact, environment, validation
 from mrem_deploy.batching import BatchSchedule, Encoded, encode
-from mrem_deploy.checks import check_device, check_labels, check_model, check_out
+from mrem_deploy.checks import check_device, check_export, check_labels, check_model, check_out
 from mrem_deploy.config import Recipe, parse_megabytes, parse_modules
 from mrem_deploy.data import Columns, open_task, sample
 from mrem_deploy.errors import UserError
@@ -27,7 +28,7 @@ from mrem_deploy.partition import module_cuts
 from mrem_deploy.progress import say
 from mrem_deploy.qlayers import insert_quantizers, prepare
 from mrem_deploy.report import write_report
-from mrem_deploy.scoring import evaluate, weights_digest
+from mrem_deploy.scoring import Evaluation, evaluate, weights_digest
 from mrem_deploy.train.checkpoint import CheckpointStore
 from mrem_deploy.train.mrem import TrainSettings
 from mrem_deploy.train.rem import train_rem
@@ -52,6 +53,7 @@ def quantize(recipe: Recipe, resume: bool = False) -> Path:
         torch.set_num_threads(recipe.threads)
     keep_large_blocks()
     device = check_device(recipe.device)
+    profiles = check_export(recipe)
 
     say(f"loading {recipe.model}")
     task_data = open_task(
@@ -93,7 +95,8 @@ def quantize(recipe: Recipe, resume: bool = False) -> Path:
         "method": recipe.method,
         "task": recipe.task,
     }
-    accuracy = evaluate(recipe, task_data, tokenizer, teacher, build(frozen).to(device))
+    quantized = build(frozen).to(device)
+    evaluation = evaluate(recipe, task_data, tokenizer, teacher, quantized)
     result: dict[str, Any] = {
         "format": METRICS_FORMAT,
         "task": task_data.task.name,
@@ -102,7 +105,7 @@ def quantize(recipe: Recipe, resume: bool = False) -> Path:
         "method": recipe.method,
         "bits": recipe.bits,
         "seed": recipe.seed,
-        "accuracy": accuracy,
+        "accuracy": {},
         "cost": {
             "train_seconds": train_seconds,
             "total_seconds": 0.0,
@@ -120,6 +123,10 @@ def quantize(recipe: Recipe, resume: bool = False) -> Path:
     with atomic_folder(out) as folder:
         save(folder, frozen, tokenizer, recipe)
         result["size"] = sizes(frozen, folder)
+        if profiles:
+            result["onnx"] = deploy(folder, profiles, recipe, frozen, quantized, evaluation)
+            result["size"]["onnx_mb"] = result["onnx"]["size_mb"]
+        result["accuracy"] = evaluation.accuracy()
         result["cost"]["total_seconds"] = time.perf_counter() - started + store.earlier_seconds
         write_json(folder / "metrics.json", result)
         curves = {name: [list(point) for point in curve] for name, curve in log.curves.items()}
@@ -169,6 +176,40 @@ def save(folder: Path, frozen: FrozenModel, tokenizer: Any, recipe: Recipe) -> N
     artifact.save(frozen, folder)
     tokenizer.save_pretrained(folder)
     write_text(folder / "recipe.yaml", recipe.to_yaml())
+
+
+def deploy(
+    folder: Path,
+    profiles: tuple[str, ...],
+    recipe: Recipe,
+    frozen: FrozenModel,
+    quantized: PreTrainedModel,
+    evaluation: Evaluation,
+) -> dict[str, Any]:
+    """Export every profile; the first one is validated, and what metrics.json says of it returned."""
+    from mrem_deploy.export import PROFILES, export_onnx
+
+    for name in profiles:
+        say(f"exporting to ONNX, profile {name}")
+        try:
+            export_onnx(frozen, folder / PROFILES[name].file, name)
+        except UserError as error:
+            remedy = f"{error.remedy}; or keep the training and leave the export out: --resume --export none"
+            raise UserError(error.problem, remedy) from error
+    model = folder / PROFILES[profiles[0]].file
+    if not recipe.validate:
+        return validation.describe(model)
+    found = validation.examine(model, evaluation, quantized, recipe.threads)
+    accuracy = evaluation.accuracy()
+    verdict = validation.judge(accuracy, validation.MAX_DROP)
+    noted = validation.remarks(found, recipe.spec.activation_bits)
+    for remark in noted:
+        say(f"note: {remark}")
+    record = validation.full_record(
+        found, accuracy, verdict, noted, recipe, evaluation.task.name, full_precision_from="measured"
+    )
+    write_json(folder / validation.RESULT, record)
+    return validation.headline(found, accuracy, verdict)
 
 
 def sizes(frozen: FrozenModel, folder: Path) -> dict[str, float]:

@@ -84,11 +84,26 @@ def summary(folder: Path) -> str:
             f"{accuracy['metric']}: {before:.2f} full precision → {after:.2f} at {result['bits']} "
             f"({after - before:+.2f})",
             f"size: {size['full_precision_mb']:.1f} → {size['quantized_mb']:.1f} MiB",
+            *_onnx_lines(result),
             f"time: {minutes[0]:.1f} min training, {minutes[1]:.1f} min in all; "
             f"peak memory {cost['peak_memory_mb'] / 1024:.1f} GiB",
             f"report: {folder / 'report.html'}",
         ]
     )
+
+
+def _onnx_lines(result: dict[str, Any]) -> list[str]:
+    onnx = result.get("onnx")
+    if onnx is None:
+        return []
+    told = f"onnx: {onnx['file']}, {onnx['size_mb']:.1f} MiB, profile {onnx['profile']}"
+    if "metric" not in onnx:
+        return [f"{told}; not validated"]
+    products = onnx["integer_products"] + onnx["float_products"]
+    return [
+        f"{told}; {result['accuracy']['metric']} {onnx['metric']:.2f}, {onnx['agreement']:.2f}% alike with "
+        f"torch, {onnx['integer_products']} of {products} matrix products on integers"
+    ]
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from mrem_deploy.modelcard import (
     data_words,
     duration,
     is_number,
+    mb,
     md,
     md_table,
     memory,
@@ -76,7 +77,13 @@ def write_report(
     folder = Path(folder)
     summary = summarise(metrics)
     making = [_run_table(metrics), _cost_table(metrics.get("cost") or {})]
-    details = [*making, *_unit_tables(curves), _environment_table(metrics.get("environment") or {})]
+    deployed = _onnx_tables(metrics.get("onnx") or {})
+    details = [
+        *deployed,
+        *making,
+        *_unit_tables(curves),
+        _environment_table(metrics.get("environment") or {}),
+    ]
     warnings = _warnings(curves, layer_errors)
     plots = draw_plots(curves, layer_errors, metrics.get("size") or {}, trained=bool(curves))
     settings = yaml.safe_dump(_plain(recipe), sort_keys=False, allow_unicode=True).strip()
@@ -105,6 +112,33 @@ def _run_table(metrics: Mapping[str, Any]) -> Table:
         ("Seed", words(metrics.get("seed"))),
     ]
     return Table("Run", ("", ""), rows)
+
+
+def _onnx_tables(onnx: Mapping[str, Any]) -> list[Table]:
+    """The exported model: what it is, how it answers and what of it runs on integers."""
+    if not onnx:
+        return []
+    rows = [
+        ("File", f"{words(onnx.get('file'))}, {mb(onnx.get('size_mb'))}"),
+        ("Profile", f"{words(onnx.get('profile'))}, opset {words(onnx.get('opset'))}"),
+    ]
+    if "metric" in onnx:
+        integer, floating = onnx.get("integer_products"), onnx.get("float_products")
+        rows += [
+            ("Agreement with the model in torch", _two_digits(onnx.get("agreement"))),
+            ("Agreement with full precision", _two_digits(onnx.get("agreement_full_precision"))),
+            ("Matrix products", f"{count(integer)} run on integers, {count(floating)} in float"),
+            ("Execution provider", ", ".join(map(str, onnx.get("providers") or [])) or NONE),
+            ("onnxruntime", words(onnx.get("onnxruntime"))),
+        ]
+    else:
+        rows.append(("Validated", "no"))
+    return [Table("ONNX model", ("", ""), rows)]
+
+
+def _two_digits(share: Any) -> str:
+    """Finer than a score: of agreement the last tenths are what counts."""
+    return f"{share:.2f}%" if is_number(share) else NONE
 
 
 def _cost_table(cost: Mapping[str, Any]) -> Table:

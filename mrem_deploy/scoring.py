@@ -1,27 +1,131 @@
-"""The quantized model beside the full-precision one, on the evaluation split of the task."""
+"""Several models beside each other on the evaluation split of a task: their metrics and how they agree."""
 
 from __future__ import annotations
 
 import hashlib
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from mrem_deploy import metrics
-from mrem_deploy.batching import encode
+from mrem_deploy.batching import Encoded, encode
 from mrem_deploy.config import Recipe
-from mrem_deploy.data import Task, TaskData, Texts, label_order, sample
-from mrem_deploy.evaluate import pooling_of, predict, remember, torch_predictor
+from mrem_deploy.data import TaskData, Texts, label_order, sample
+from mrem_deploy.evaluate import Predictor, pooling_of, predict, remember, torch_predictor
 
-AGREEMENTS = {  # the measure of tasks that have no labels
+FULL_PRECISION, QUANTIZED, ONNX = "full_precision", "quantized", "onnx"
+MODELS = (FULL_PRECISION, QUANTIZED, ONNX)  # in the order of every table
+# How alike two models answer, in percent; the first number of each is the one to quote.
+AGREEMENTS: dict[str, Callable[[list[np.ndarray], list[np.ndarray]], dict[str, float]]] = {
+    "classification": metrics.class_agreement,
+    "regression": metrics.score_agreement,
     "embedding": metrics.agreement,
     "token-classification": metrics.token_agreement,
     "question-answering": metrics.span_agreement,
 }
+LABEL_FREE = ("embedding", "token-classification", "question-answering")  # agreement is their metric
 ONE_ROW_EACH = ("classification", "regression", "embedding")  # kinds whose predictions stack to (N, …)
+BATCH_SIZE = 32
+
+
+@dataclass
+class Split:
+    """One evaluation split, and what each model that was asked answers, by the names in MODELS."""
+
+    texts: Texts
+    encoded: Encoded
+    answers: dict[str, list[np.ndarray]] = field(default_factory=dict)
+
+
+class Evaluation:
+    """The evaluation split of a task, read once; models are asked one after another."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        task_data: TaskData,
+        tokenizer: PreTrainedTokenizerBase,
+        config: PretrainedConfig,
+        batch_size: int = BATCH_SIZE,
+    ) -> None:
+        self.task = task_data.task
+        self.pooling = pooling_of(recipe.model or "") if self.task.kind == "embedding" else None
+        self._config = config
+        self._batch_size = batch_size
+        self.splits: dict[str, Split] = {}
+        for name, every in task_data.evaluation().items():
+            texts = sample(every, recipe.eval_size, recipe.seed) if recipe.eval_size else every
+            self.splits[name] = Split(texts, encode(tokenizer, texts, recipe.max_length))
+
+    def ask(self, model: str, predictor: Predictor) -> None:
+        """Let a model answer every example of every split."""
+        for name, split in self.splits.items():
+            split.answers[model] = self._predict(model, name, predictor)
+
+    def ask_full_precision(self, teacher: PreTrainedModel) -> None:
+        """The same, with the answers kept for the next run where they take little space."""
+        for name, split in self.splits.items():
+
+            def compute(name: str = name) -> list[np.ndarray]:
+                return self._predict(FULL_PRECISION, name, torch_predictor(teacher))
+
+            if self.task.kind in ONE_ROW_EACH:
+                decides = (
+                    weights_digest(teacher),
+                    teacher.config.to_json_string(),  # an activation function is not among the weights
+                    split.encoded.digest(),
+                    self.pooling,
+                    torch.__version__,
+                    teacher.device,
+                )
+                kept = remember(str(decides), lambda run=compute: np.stack(run()))  # type: ignore[misc]
+                split.answers[FULL_PRECISION] = list(kept)
+            else:
+                split.answers[FULL_PRECISION] = compute()
+
+    def _predict(self, model: str, name: str, predictor: Predictor) -> list[np.ndarray]:
+        label = f"evaluate {name} {model.replace('_', ' ')}"
+        return predict(predictor, self.splits[name].encoded, label, self._batch_size, self.pooling)
+
+    def accuracy(self) -> dict[str, Any]:
+        """The metrics of every model that was asked; the headline is that of the first split."""
+        splits = {name: self._scores(split) for name, split in self.splits.items()}
+        first = next(iter(splits.values()))
+        headline = {model: first[model][self.task.metric] for model in MODELS if model in first}
+        return {"metric": self.task.metric, **headline, "splits": splits}
+
+    def agreement(self, one: str, other: str) -> dict[str, dict[str, float]]:
+        """By split, how alike two models that were asked answer."""
+        measure = AGREEMENTS[self.task.kind]
+        return {name: measure(s.answers[one], s.answers[other]) for name, s in self.splits.items()}
+
+    def _scores(self, split: Split) -> dict[str, Any]:
+        """Metrics of one split; for classes also how many answers quantization lost and gained."""
+        result: dict[str, Any] = {"examples": len(split.encoded), "digest": split.encoded.digest()[:16]}
+        answers = {model: split.answers[model] for model in MODELS if model in split.answers}
+        if self.task.kind in LABEL_FREE:
+            for model, rows in answers.items():
+                agreed = AGREEMENTS[self.task.kind](answers[FULL_PRECISION], rows)
+                result[model] = dict.fromkeys(agreed, 100.0) if model == FULL_PRECISION else agreed
+            return result
+        labels = split.texts.labels
+        assert labels is not None  # evaluation() refuses unlabelled rows of such tasks
+        order = None
+        if self.task.kind == "classification":
+            order = label_order(split.texts.label_names, self._config, self.task)
+        for model, rows in answers.items():
+            result[model] = metrics.score(self.task, np.stack(rows), labels, order)
+        if order is not None and {FULL_PRECISION, QUANTIZED} <= answers.keys():
+            was, now = (
+                np.stack(answers[model]).argmax(axis=1) == order[labels]
+                for model in (FULL_PRECISION, QUANTIZED)
+            )
+            result["lost"], result["gained"] = int((was & ~now).sum()), int((~was & now).sum())
+        return result
 
 
 def evaluate(
@@ -30,66 +134,12 @@ def evaluate(
     tokenizer: PreTrainedTokenizerBase,
     teacher: PreTrainedModel,
     quantized: PreTrainedModel,
-) -> dict[str, Any]:
-    """Score both models on the evaluation split, which is read here for the first and only time."""
-    task = task_data.task
-    pooling = pooling_of(recipe.model or "") if task.kind == "embedding" else None
-    splits: dict[str, Any] = {}
-    for split, every in task_data.evaluation().items():
-        texts = sample(every, recipe.eval_size, recipe.seed) if recipe.eval_size else every
-        encoded = encode(tokenizer, texts, recipe.max_length)
-        ask = partial(predict, encoded=encoded, pooling=pooling)
-
-        def full_precision(ask: Any = ask, split: str = split) -> list[np.ndarray]:
-            return ask(torch_predictor(teacher), label=f"evaluate {split} full precision")
-
-        if task.kind in ONE_ROW_EACH:
-            decides = (
-                weights_digest(teacher),
-                teacher.config.to_json_string(),  # an activation function is not among the weights
-                encoded.digest(),
-                pooling,
-                torch.__version__,
-                teacher.device,
-            )
-            reference = list(
-                remember(str(decides), lambda run=full_precision: np.stack(run()))  # type: ignore[misc]
-            )
-        else:
-            reference = full_precision()
-        answers = ask(torch_predictor(quantized), label=f"evaluate {split} quantized")
-        splits[split] = {"examples": len(encoded), **compare(task, texts, teacher, reference, answers)}
-    first = next(iter(splits.values()))
-    return {
-        "metric": task.metric,
-        "full_precision": first["full_precision"][task.metric],
-        "quantized": first["quantized"][task.metric],
-        "splits": splits,
-    }
-
-
-def compare(
-    task: Task,
-    texts: Texts,
-    teacher: PreTrainedModel,
-    reference: list[np.ndarray],
-    quantized: list[np.ndarray],
-) -> dict[str, Any]:
-    """Metrics of both models; for classes also how many answers were lost and gained."""
-    if task.kind in AGREEMENTS:
-        agreed = AGREEMENTS[task.kind](reference, quantized)
-        return {"full_precision": dict.fromkeys(agreed, 100.0), "quantized": agreed}
-    assert texts.labels is not None  # evaluation() refuses unlabelled rows of such tasks
-    order = label_order(texts.label_names, teacher.config, task) if task.kind == "classification" else None
-    full, small = np.stack(reference), np.stack(quantized)
-    result: dict[str, Any] = {
-        "full_precision": metrics.score(task, full, texts.labels, order),
-        "quantized": metrics.score(task, small, texts.labels, order),
-    }
-    if order is not None:
-        was, now = (values.argmax(axis=1) == order[texts.labels] for values in (full, small))
-        result["lost"], result["gained"] = int((was & ~now).sum()), int((~was & now).sum())
-    return result
+) -> Evaluation:
+    """Ask both models on the evaluation split, which is read here for the first and only time."""
+    evaluation = Evaluation(recipe, task_data, tokenizer, teacher.config)
+    evaluation.ask_full_precision(teacher)
+    evaluation.ask(QUANTIZED, torch_predictor(quantized))
+    return evaluation
 
 
 def weights_digest(model: PreTrainedModel) -> str:

@@ -261,6 +261,7 @@ CASES = [
     Case("pattern that matches nothing", setting(keep_fp="bert.layers.*"),
          ("'bert.layers.*' matches no layer", "→", "bert.encoder.layer.0")),
     Case("training that diverges", diverging, ("loss became nan at step 1", "diverged", "→", "--lr")),
+    Case("export profile unknown", setting(export="qdq,npu"), ("no export profile 'npu'", "→", "ort-cpu")),
     Case("GPU that is not there", setting(device="cuda"), ("--device cuda", "no GPU", "→", "--device cpu")),
     Case("device unknown", setting(device="tpu"), ("--device 'tpu'", "→", "auto, cpu, cuda")),
     # places

@@ -42,6 +42,8 @@ OPTIONS: dict[str, tuple[str, list[str], Any]] = {
     "checkpoint_steps": ("0", ["0"], 0),
     "cache_dir": ("/scratch", ["/scratch"], "/scratch"),
     "max_memory": ("8GB", ["8GB"], "8GB"),
+    "export": ("qdq,int8", ["qdq,int8"], "qdq,int8"),
+    "validate": ("false", [], False),
     "threads": ("2", ["2"], 2),
     "device": ("cpu", ["cpu"], "cpu"),
 }
@@ -83,7 +85,8 @@ def test_an_option_in_yaml_and_on_the_command_line(name: str, tmp_path: Path, ca
     default = getattr(Recipe(), name)
     assert value != default, "a sample that is the default proves nothing"
     by_yaml = captured([*NEEDED, "--config", str(yaml_file(tmp_path, f"{name}: {text}"))])
-    by_flag = captured([*NEEDED, flag(name), *arguments])
+    given = f"--no-{flag(name)[2:]}" if value is False else flag(name)
+    by_flag = captured([*NEEDED, given, *arguments])
     if flag(name) in NEEDED:  # given on the command line as well, which wins over the file
         by_yaml = make_recipe(from_yaml(yaml_file(tmp_path, f"{name}: {text}")))
     for recipe in (by_yaml, by_flag):
@@ -154,7 +157,8 @@ def test_texts_that_yaml_would_read_as_something_else(text: str, tmp_path: Path)
 def test_the_digest_follows_what_decides_the_result(name: str) -> None:
     changed = dataclasses.replace(Recipe(), **{name: OPTIONS[name][2]})
     same = changed.digest() == Recipe().digest()
-    assert same == (name in ("out", "cache_dir", "max_memory", "checkpoint_steps"))
+    of_no_weight = ("out", "cache_dir", "max_memory", "checkpoint_steps", "export", "validate")
+    assert same == (name in of_no_weight)
 
 
 def test_a_recipe_does_not_change() -> None:

@@ -71,6 +71,7 @@ class Job:
             "max_length": POSITIONS,
             "init_batches": 2,
             "lr": 1e-3,
+            "export": "none",  # tracing the model takes longer than all the rest of such a run
             **options,
         }
 

@@ -1,0 +1,273 @@
+"""`python -m mrem_deploy.validate DIR`: does the exported ONNX model do what the original did?
+
+The model runs in onnxruntime at its default options over the task's evaluation split, beside full precision
+and the quantized model in torch. Exit code 0: passed; 1: the metric fell by more than --max-drop points
+below full precision; 2: a mistake in how it was called. DIR/validation.json holds every number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mrem_deploy import cli
+from mrem_deploy.errors import UserError
+
+if TYPE_CHECKING:
+    from mrem_deploy.config import Recipe
+    from mrem_deploy.scoring import Evaluation
+
+EXIT_FAILED = 1
+EXAMPLES = """\
+examples:
+  python -m mrem_deploy.validate result
+  python -m mrem_deploy.validate result --max-drop 0.5 --threads 1
+  python -m mrem_deploy.validate result --profile int8 --eval-size 500
+  python -m mrem_deploy.validate result --data moved/SST-2 --model moved/my-bert
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to validate and how; None takes what the folder's recipe says."""
+
+    folder: Path
+    profile: str = "ort-cpu"
+    model_file: str | None = None
+    max_drop: float = 1.0
+    eval_size: int | None = None
+    data: str | None = None
+    eval_data: str | None = None
+    model: str | None = None
+    batch_size: int = 32
+    threads: int = 0
+    provider: str = "cpu"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    from mrem_deploy.benchmarks.options import whole
+
+    parser = argparse.ArgumentParser(
+        prog="mrem validate",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", metavar="DIR", help="result folder of quantize, with its ONNX file")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--profile", default="ort-cpu", help="which of its ONNX files (default ort-cpu)")
+    which.add_argument("--model-file", metavar="F", help="an ONNX file by name, in DIR or anywhere else")
+    parser.add_argument(
+        "--max-drop",
+        metavar="X",
+        type=_points,
+        default=1.0,
+        help="points that the metric may fall below full precision on any split (default 1.0)",
+    )
+    size = "that many random examples of the evaluation split; 0: all (default: as in recipe.yaml)"
+    parser.add_argument("--eval-size", metavar="N", type=whole("--eval-size", 0), help=size)
+    parser.add_argument("--data", metavar="PATH", help="the task's data, where they moved since")
+    parser.add_argument("--eval-data", metavar="PATH", help="the evaluation file, where it moved since")
+    parser.add_argument(
+        "--model", metavar="PATH", help="the full-precision model, where it moved since or is another"
+    )
+    parser.add_argument(
+        "--batch-size", type=whole("--batch-size", 1), default=32, help="examples at once (default 32)"
+    )
+    parser.add_argument(
+        "--threads", type=whole("--threads", 0), default=0, help="CPU threads; 0: the runtimes' choice"
+    )
+    parser.add_argument(
+        "--provider", default="cpu", help="onnxruntime's provider: cpu, cuda, tensorrt, … (default cpu)"
+    )
+    return parser
+
+
+def _points(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise UserError(f"--max-drop must be points, 0 or more; got {text!r}", "for example --max-drop 1.0")
+    return value
+
+
+def main(argv: list[str] | None = None) -> int:
+    values = vars(build_parser().parse_args(argv))
+    settings = Settings(**values | {"folder": Path(values["folder"]).expanduser()})
+    record = validate(settings)
+    print(summary(record))
+    return 0 if record["passed"] else EXIT_FAILED
+
+
+def validate(settings: Settings) -> dict[str, Any]:
+    """Examine one ONNX file of a result folder; the content of validation.json, which it writes."""
+    import torch
+
+    from mrem_deploy import artifact, runtime, validation
+    from mrem_deploy.benchmarks.output import check_folder
+    from mrem_deploy.evaluate import torch_predictor
+    from mrem_deploy.files import write_json
+    from mrem_deploy.freeze import build
+    from mrem_deploy.loading import load_tokenizer
+    from mrem_deploy.progress import say
+    from mrem_deploy.scoring import QUANTIZED, Evaluation
+
+    folder = settings.folder
+    frozen = artifact.read(folder)
+    runtime.require("onnx", "onnx_ir", "onnxruntime")
+    model = onnx_file(settings)
+    recipe = recipe_of(settings)
+    check_folder(str(folder))  # where validation.json goes
+    providers = runtime.provider_names(settings.provider)
+    runtime.open_session(model, settings.threads, providers)  # a broken file is told before the data are read
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+
+    say(f"reading the evaluation split of {recipe.task}")
+    tokenizer = load_tokenizer(folder)
+    evaluation = Evaluation(recipe, _open_data(recipe), tokenizer, frozen.config, settings.batch_size)
+    quantized = build(frozen)
+    problem = ask_original(evaluation, recipe, frozen.head)
+    evaluation.ask(QUANTIZED, torch_predictor(quantized))
+    found = validation.examine(model, evaluation, quantized, settings.threads, providers)
+    accuracy = evaluation.accuracy()
+    if problem is not None:
+        _recall_original(accuracy, folder, settings, problem)
+    noted = validation.remarks(found, recipe.spec.activation_bits)
+    if problem is not None:
+        noted.append(f"full precision is quoted from metrics.json: {problem.problem}")
+    record = validation.full_record(
+        found,
+        accuracy,
+        validation.judge(accuracy, settings.max_drop),
+        noted,
+        recipe,
+        evaluation.task.name,
+        full_precision_from="measured" if problem is None else "metrics.json",
+    )
+    write_json(folder / validation.RESULT, record)
+    return record
+
+
+def onnx_file(settings: Settings) -> Path:
+    """The file that the options name; what is missing is told with the command that writes it."""
+    from mrem_deploy.export.profiles import find_profile
+
+    if settings.model_file is not None:
+        named = Path(settings.model_file).expanduser()
+        choices = [named] if named.is_absolute() else [settings.folder / named, named]
+        path = next((path for path in choices if path.is_file()), None)
+        if path is None:
+            raise UserError(f"there is no ONNX file {settings.model_file}", "check --model-file")
+        return path
+    profile = find_profile(settings.profile)
+    path = settings.folder / profile.file
+    if not path.is_file():
+        raise UserError(
+            f"{settings.folder} has no {profile.file}, the ONNX model of profile {profile.name}",
+            f"write it first: python -m mrem_deploy.export {settings.folder} --profile {profile.name}",
+        )
+    return path
+
+
+def recipe_of(settings: Settings) -> Recipe:
+    """The recipe of the folder, with what the options say about this machine."""
+    from mrem_deploy.config import from_yaml, make_recipe
+
+    path = settings.folder / "recipe.yaml"
+    if not path.is_file():
+        raise UserError(f"{settings.folder} has no recipe.yaml", "copy the result folder again, whole")
+    recipe = make_recipe(from_yaml(path))
+    given = {name: getattr(settings, name) for name in ("eval_size", "data", "eval_data", "model")}
+    return replace(recipe, **{name: value for name, value in given.items() if value is not None})
+
+
+def _open_data(recipe: Recipe) -> Any:
+    from mrem_deploy.data import Columns, open_task
+
+    columns = Columns(recipe.text_column, recipe.text_pair_column, recipe.label_column)
+    try:
+        return open_task(str(recipe.task), str(recipe.data), columns, recipe.eval_data)
+    except UserError as error:
+        raise UserError(
+            error.problem,
+            f"{error.remedy} If the data moved since, say where: --data PATH (--eval-data PATH).",
+        ) from error
+
+
+def ask_original(evaluation: Evaluation, recipe: Recipe, head: str) -> UserError | None:
+    """Let the full-precision model answer; where it cannot be loaded, why not."""
+    from mrem_deploy.loading import load_model
+    from mrem_deploy.progress import say
+    from mrem_deploy.scoring import LABEL_FREE
+
+    try:
+        teacher, _ = load_model(str(recipe.model), head)
+    except UserError as error:
+        if evaluation.task.kind in LABEL_FREE:
+            raise UserError(
+                f"{evaluation.task.name} is measured against the full-precision model. {error.problem}",
+                "say where that model is now: --model PATH",
+            ) from error
+        say(f"full precision is quoted from metrics.json: {error.problem}")
+        return error
+    evaluation.ask_full_precision(teacher.requires_grad_(False))
+    return None
+
+
+def _recall_original(accuracy: dict[str, Any], folder: Path, settings: Settings, problem: UserError) -> None:
+    """Fill in what metrics.json says of full precision, if it was measured on these very examples."""
+    metrics = folder / "metrics.json"
+    try:
+        earlier = json.loads(metrics.read_text(encoding="utf-8"))["accuracy"]["splits"]
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"{problem.problem} And {metrics}, which would have its numbers, cannot be read: {error}",
+            "say where the full-precision model is now: --model PATH",
+        ) from error
+    for name, split in accuracy["splits"].items():
+        was = earlier.get(name, {})
+        moved = settings.data is not None or settings.eval_data is not None
+        same = was["digest"] == split["digest"] if "digest" in was else not moved
+        if not same or was.get("examples") != split["examples"] or "full_precision" not in was:
+            raise UserError(
+                f"{problem.problem} The number in metrics.json is of other examples than these.",
+                "say where the full-precision model is now (--model PATH), or validate on the examples of "
+                "recipe.yaml, without --eval-size, --data and --eval-data",
+            )
+        split["full_precision"] = was["full_precision"]
+    accuracy["full_precision"] = next(iter(accuracy["splits"].values()))["full_precision"][accuracy["metric"]]
+
+
+def summary(record: dict[str, Any]) -> str:
+    """What a person wants to see."""
+    from mrem_deploy.benchmarks.output import table
+    from mrem_deploy.runtime import Census
+    from mrem_deploy.validation import table_rows
+
+    onnx = record["onnx"]
+    runs = Census(**onnx["nodes"])
+    layers = [(name, f"{error:#.2g}") for name, error in onnx["layer_errors"].items()]
+    counted = ", ".join(f"{count} {kind}" for kind, count in {**runs.integer, **runs.floating}.items())
+    lines = [
+        table(*table_rows(record)),
+        "",
+        table(("layer", "ONNX − torch, relative"), layers),
+        "",
+        f"file: {onnx['file']}, {onnx['size_mb']:.1f} MiB, profile {onnx['profile']}, opset {onnx['opset']}",
+        f"matrix products: {runs.integer_count} run on integers, {runs.floating_count} in float ({counted})",
+        "nodes by provider: " + ", ".join(f"{name} {count}" for name, count in runs.providers.items()),
+        *(f"note: {remark}" for remark in record["remarks"]),
+        f"verdict: {record['verdict']}",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(cli.run(main))
