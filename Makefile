@@ -6,6 +6,8 @@
 #   make setup TORCH_ARGS="--index-url URL"   where PyTorch comes from, e.g. PyTorch's own CPU index
 #   make setup TORCH_INSTALL="torch==2.13.0"  which PyTorch, e.g. the default build for use with a GPU
 #   make test PYTEST_ARGS="-k packing"
+#   make optimum RESULT=mrem-demo   a result folder of your own instead of a tiny one made for it; so for oldest
+#   make oldest OLD_PYTHON=/path/to/python3.10   where the oldest onnxruntime has no wheel for this Python
 
 VENV ?= .venv
 PYTHON ?=
@@ -14,6 +16,7 @@ TORCH_INSTALL ?=
 TORCH_ARGS ?=
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+RESULT ?=
 
 # On some virtual machines the CPU announces AMX, which is then not allowed, and oneDNN dies with SIGILL.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
@@ -26,7 +29,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test demo lint format typecheck sanitize bench clean distclean
+.PHONY: help setup test demo lint format typecheck sanitize bench optimum oldest clean distclean
 
 help:
 	@echo "make setup      install everything into $(VENV)"
@@ -37,6 +40,8 @@ help:
 	@echo "make typecheck  mypy"
 	@echo "make sanitize   C++ tests under the address and undefined-behaviour sanitizers"
 	@echo "make bench      micro-benchmarks of the kernels"
+	@echo "make optimum    exported models in optimum-onnx, in an environment of its own"
+	@echo "make oldest     exported models in the oldest onnxruntime that each profile names"
 	@echo "make clean      remove what was built; make distclean also removes $(VENV)"
 
 setup: $(READY)
@@ -123,6 +128,22 @@ sanitize: $(READY)
 
 bench: $(READY)
 	$(PY) -m mrem_deploy.kernels.bench
+
+# -- exported models in other environments, all of them under build/ ---------------------------------------
+
+build/onnx-result: $(READY) $(wildcard export/*.py)
+	$(PY) tests/environments.py result $@
+	@touch $@
+
+# The same rules as above make the interpreter and PyTorch of the second environment.
+optimum: $(if $(RESULT),,build/onnx-result) $(READY)
+	@$(MAKE) --no-print-directory VENV=build/optimum build/optimum/.torch
+	@installed=$$(build/optimum/bin/python -c 'from importlib.metadata import version; print(version("torch"))') && \
+	build/optimum/bin/python -m pip install --quiet "optimum-onnx[onnxruntime]" "torch==$$installed"
+	build/optimum/bin/python tests/optimum_label.py $(or $(RESULT),build/onnx-result/4-4-8 build/onnx-result/2-2-8)
+
+oldest: $(if $(RESULT),,build/onnx-result) $(READY)
+	$(PY) tests/environments.py oldest $(or $(RESULT),build/onnx-result/4-4-8 build/onnx-result/2-2-8)
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache kernels/cpu/*.so $(READY)
