@@ -213,8 +213,7 @@ class Lowering:
                 zero_point, flat, name=f"{title}.sum", domain=CONTRIB,
             )  # fmt: skip
         if weights:
-            codes, scale, zero_point = self._integer_weight(title, weights)
-            matrix = build.op("DequantizeLinear", codes, scale, zero_point, name=f"{title}.weight", axis=1)
+            matrix = self._dequantized_weight(title, weights)
         else:
             joined = np.concatenate([self._values(name).numpy() for name in names]).T
             matrix = build.constant(np.ascontiguousarray(joined), np.float32, f"{title}.weight")
@@ -225,6 +224,18 @@ class Lowering:
         return build.op(
             "Add", y, build.constant(bias[None, None, :], np.float32, f"{title}.bias"), name=f"{title}.sum"
         )
+
+    def _dequantized_weight(self, title: str, weights: list[FrozenWeight]) -> ir.Value:
+        codes, scale, zero_point = self._integer_weight(title, weights)
+        if not self.profile.cast_weights:
+            return self.build.op("DequantizeLinear", codes, scale, zero_point, name=f"{title}.weight", axis=1)
+        # Beside a float activation onnxruntime would take DequantizeLinear for a request to quantize the
+        # activation to 8 bits as well; plain arithmetic it folds to floats when loading.
+        values = self.build.op("Cast", codes, name=f"{title}.weight.float", to=ir.DataType.FLOAT)
+        if zero_point is not None:
+            shift = self.build.constant(128, np.float32, "middle")
+            values = self.build.op("Sub", values, shift, name=f"{title}.weight.shifted")
+        return self.build.op("Mul", values, scale, name=f"{title}.weight")
 
     def _integer_weight(
         self, title: str, weights: list[FrozenWeight]

@@ -70,7 +70,7 @@ def _tidy(model: ir.Model) -> None:
 
 
 def _plain(model: ir.Model) -> onnx.ModelProto:
-    """Without what only costs bytes: an output's name says as much as its node's, and readers infer shapes."""
+    """Without what only costs bytes: names of nodes (their outputs have some), shapes inside."""
     proto = ir.to_proto(model)
     for node in proto.graph.node:
         node.ClearField("name")
