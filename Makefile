@@ -132,7 +132,7 @@ bench: $(READY)
 # -- exported models in other environments, all of them under build/ ---------------------------------------
 
 build/onnx-result: $(READY) $(wildcard export/*.py)
-	$(PY) tests/environments.py result $@
+	$(PY) -u tests/environments.py result $@
 	@touch $@
 
 # The same rules as above make the interpreter and PyTorch of the second environment.
@@ -143,7 +143,7 @@ optimum: $(if $(RESULT),,build/onnx-result) $(READY)
 	build/optimum/bin/python tests/optimum_label.py $(or $(RESULT),build/onnx-result/4-4-8 build/onnx-result/2-2-8)
 
 oldest: $(if $(RESULT),,build/onnx-result) $(READY)
-	$(PY) tests/environments.py oldest $(or $(RESULT),build/onnx-result/4-4-8 build/onnx-result/2-2-8)
+	$(PY) -u tests/environments.py oldest $(or $(RESULT),build/onnx-result/4-4-8 build/onnx-result/2-2-8)
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache kernels/cpu/*.so $(READY)

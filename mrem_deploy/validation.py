@@ -37,7 +37,7 @@ EXPECTED_AGREEMENT_ELSE = 99.0
 ROUNDING = 1e-9  # points: 88.5 − 87.5 must not exceed 1.0 by the last bit
 
 
-def check(model: Path, evaluation: Evaluation) -> None:
+def check_finite(model: Path, evaluation: Evaluation) -> None:
     """Refuse what answers with NaN or Inf; no metric can be told of it."""
     rows = (row for split in evaluation.splits.values() for row in split.answers[ONNX])
     broken = sum(not bool(np.isfinite(row).all()) for row in rows)
@@ -57,7 +57,7 @@ def examine(
 ) -> dict[str, Any]:
     """Let the ONNX model answer the evaluation beside the others, and look into it."""
     evaluation.ask(ONNX, onnx_predictor(open_session(model, threads, providers)))
-    check(model, evaluation)
+    check_finite(model, evaluation)
     first = next(iter(evaluation.splits.values()))
     batches = _spread(sorted_batches(first.encoded.lengths, BATCH_SIZE))
     asked = [name for name in (QUANTIZED, FULL_PRECISION) if name in first.answers]

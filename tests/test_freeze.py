@@ -18,10 +18,10 @@ from tiny_models import (
 )
 from torch import nn
 
-from mrem_deploy.freeze import FixedStep, FrozenLinear, FrozenModel, FrozenWeight, build, freeze
+from mrem_deploy.freeze import FixedStep, FrozenLinear, FrozenModel, FrozenWeight, build, freeze, shell
 from mrem_deploy.models import anatomy, model_outputs
 from mrem_deploy.numerics import symmetric_grid
-from mrem_deploy.qlayers import QuantEmbedding, QuantLinear, QuantSpec
+from mrem_deploy.qlayers import ATTENTION, QuantEmbedding, QuantLinear, QuantSpec
 from mrem_deploy.quantizers import LearnedStep, make_weight_quantizer
 from mrem_deploy.train.sequential import CacheSettings, train_sequential
 
@@ -159,6 +159,15 @@ def test_frozen_tensors_are_copies() -> None:
             value.zero_()
     assert frozen.full["classifier.weight"].abs().sum() > 0
     assert all(step.scale > 0 for step in frozen.steps.values())
+
+
+def test_models_built_of_one_frozen_model_do_not_share_a_config() -> None:
+    """The attention function is chosen in it: tracing for export must not change a model that is in use."""
+    _, student = tiny_pair()
+    frozen = freeze(student, "sequence-classification")
+    ours = build(frozen)
+    other, _ = shell(frozen, "eager")
+    assert (ours.config._attn_implementation, other.config._attn_implementation) == (ATTENTION, "eager")
 
 
 def test_sizes_by_hand() -> None:

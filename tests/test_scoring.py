@@ -146,4 +146,4 @@ def test_outputs_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
     evaluation, model = evaluation_of("text-classification", tmp_path)
     evaluation.ask(ONNX, with_noise(torch_predictor(model), float("nan")))
     with pytest.raises(UserError, match="NaN or Inf for 40"):
-        validation.check(tmp_path / "model.onnx", evaluation)
+        validation.check_finite(tmp_path / "model.onnx", evaluation)
