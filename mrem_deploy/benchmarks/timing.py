@@ -25,6 +25,10 @@ class Comparison:
     def ratios(self) -> tuple[float, ...]:
         return tuple(other / base for base, other in zip(self.base, self.other, strict=True))
 
+    @property
+    def ratio(self) -> float:
+        return percentile(self.ratios, 50)
+
     def as_dict(self) -> dict[str, object]:
         return {
             "base_seconds": statistics.median(self.base),
@@ -34,9 +38,9 @@ class Comparison:
         }
 
     def ratio_dict(self) -> dict[str, object]:
-        low, middle, high = quartiles(self.ratios)
+        low, _, high = quartiles(self.ratios)
         return {
-            "ratio": middle,
+            "ratio": self.ratio,
             "ratio_quartiles": [low, high],
             "ratio_range": [min(self.ratios), max(self.ratios)],
         }
