@@ -93,7 +93,9 @@ def cpu_lineup(
         lineup.append(Contender(name, rivals.quantize_dynamically(fp32, path, per_channel)))
     say("making the rivals: quantize_static")
     static = rivals.quantize_statically(fp32, work / "static.onnx", subject.tokens)
+    unsigned = rivals.quantize_statically(fp32, work / "static-u8.onnx", subject.tokens, unsigned=True)
     lineup.append(Contender("quantize_static QDQ", static))
+    lineup.append(Contender("quantize_static QDQ, uint8", unsigned))
     if "openvino" in peers:
         lineup += _openvino(subject, fp32, static, work)
     for bits, frozen in subject.frozen.items():
