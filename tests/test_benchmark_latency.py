@@ -283,7 +283,12 @@ def test_rivals_answer_like_the_model_and_are_really_quantized(fp32: Path, tmp_p
     batch = tokens.batch(np.arange(6))  # another batch and another length than the exporter saw
     with torch.no_grad():
         reference = random_model(geometry, 0)(**batch).logits.numpy()
-    assert answer(fp32, batch) == pytest.approx(reference, abs=1e-5)  # sums in another order
+    size = np.abs(reference).max()
+
+    def error(path: Path) -> float:
+        return float(np.abs(answer(path, batch) - reference).max() / size)
+
+    assert error(fp32) < 1e-5  # float32 sums in another order
     assert rivals.node_kinds(fp32)["MatMul"] == 8  # six linears and two products of attention
     made = {
         "MatMulInteger": rivals.quantize_dynamically(fp32, tmp_path / "dynamic.onnx", per_channel=False),
@@ -291,20 +296,23 @@ def test_rivals_answer_like_the_model_and_are_really_quantized(fp32: Path, tmp_p
             fp32, tmp_path / "channel.onnx", per_channel=True
         ),
         "QuantizeLinear": rivals.quantize_statically(fp32, tmp_path / "static.onnx", tokens),
+        "DequantizeLinear": rivals.quantize_statically(
+            fp32, tmp_path / "unsigned.onnx", tokens, unsigned=True
+        ),
     }
     for kind, path in made.items():
         assert rivals.node_kinds(fp32)[kind] == 0
         assert rivals.node_kinds(path)[kind] > 0
-        error = np.abs(answer(path, batch) - reference).max() / np.abs(reference).max()
-        assert 1e-4 < error < 0.3, path  # not the same numbers, and not other answers
+        assert 1e-3 < error(path) < 0.3, path  # not the same numbers, and not another answer
     half = rivals.convert_to_fp16(fp32, tmp_path / "half.onnx")
-    assert half.stat().st_size < 0.75 * fp32.stat().st_size
-    assert answer(half, batch) == pytest.approx(reference, abs=5e-3)
+    assert half.stat().st_size < fp32.stat().st_size
+    assert 1e-5 < error(half) < 0.01
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "channel.onnx",
         "dynamic.onnx",
         "half.onnx",
         "static.onnx",
+        "unsigned.onnx",
     ]
 
 

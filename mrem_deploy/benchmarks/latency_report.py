@@ -157,6 +157,7 @@ def draw(sections: Sections, title: str, plan: Plan) -> Figure:
     most = max(len(standings) for _, _, standings in panels)
     figure, drawn = new_figure(1.6 + 0.46 * most, columns=len(panels))
     looks = list(zip((BLUE, ORANGE, GREEN, PINK, YELLOW, SKY), "oDs^vP", strict=True))
+    shown: list[str] = []
     for axes, (device, threads, standings) in zip(
         [drawn] if len(panels) == 1 else drawn, panels, strict=True
     ):
@@ -173,7 +174,10 @@ def draw(sections: Sections, title: str, plan: Plan) -> Figure:
         axes.axvline(1.0, color=INK, linewidth=1, alpha=0.5)
         axes.set_xlim(left=0)
         axes.set_ylim(len(standings) - 0.5, -0.5)
-        axes.set_yticks(range(len(standings)), [standing.contender.name for standing in standings])
+        names = [standing.contender.name for standing in standings]
+        # Panels of one device have the same rows: once is enough, and leaves the room to the marks.
+        axes.set_yticks(range(len(names)), names if names != shown else [""] * len(names))
+        shown = names
         axes.grid(visible=False, axis="y")
         base = standings[0].contender.name
         axes.set(
