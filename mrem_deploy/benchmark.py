@@ -14,11 +14,13 @@ from mrem_deploy import cli
 from mrem_deploy.errors import UserError
 
 VERBS = {
+    "latency": "exported models against ORT fp32, its quantizers and other runtimes: latency, memory, size",
     "memory": "peak memory of MREM-S training by number of modules, and of its activation cache",
     "step": "a training step of a quantized module against the same step unquantized",
 }
 EXAMPLES = """\
 examples:
+  python -m mrem_deploy.benchmark latency result --out results
   python -m mrem_deploy.benchmark memory --quick
   python -m mrem_deploy.benchmark memory --modules 1,2,4 --fill --out results
   python -m mrem_deploy.benchmark step --bits 4-4-8,2-2-8 --out results
@@ -58,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     from mrem_deploy.benchmarks import output
 
     folder = output.check_folder(options.out)
-    if options.threads:
+    if getattr(options, "threads", 0):  # of torch; a verb that times other runtimes has none
         torch.set_num_threads(options.threads)
     load = output.load_average()
     result = benchmark.run(options)

@@ -69,17 +69,25 @@ def load_model(
     return model.eval(), tokenizer
 
 
+def longest_input(model: PreTrainedModel) -> int | None:
+    """How many tokens the model has positions for; None where positions are computed, not looked up."""
+    limits = [
+        # The RoBERTa family counts positions from behind its padding index.
+        part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1)
+        for name, part in model.named_modules()
+        if isinstance(part, torch.nn.Embedding) and name.endswith("position_embeddings")
+    ]
+    return min(limits, default=None)
+
+
 def check_max_length(model: PreTrainedModel, max_length: int) -> None:
     """Refuse more tokens than the model has positions for; it would fail with a bare index error."""
-    for name, part in model.named_modules():
-        if isinstance(part, torch.nn.Embedding) and name.endswith("position_embeddings"):
-            # The RoBERTa family counts positions from behind its padding index.
-            limit = part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1)
-            if max_length > limit:
-                raise UserError(
-                    f"--max-length {max_length} is too long: this model reads at most {limit} tokens.",
-                    f"Give --max-length {limit} or less; longer texts are cut.",
-                )
+    limit = longest_input(model)
+    if limit is not None and max_length > limit:
+        raise UserError(
+            f"--max-length {max_length} is too long: this model reads at most {limit} tokens.",
+            f"Give --max-length {limit} or less; longer texts are cut.",
+        )
 
 
 def _locate(name: str) -> str:

@@ -19,7 +19,7 @@ from mrem_deploy.benchmarks import options, step
 from mrem_deploy.benchmarks.geometry import Geometry, parse_geometry, random_model, random_tokens
 from mrem_deploy.benchmarks.output import check_folder, table
 from mrem_deploy.benchmarks.quantized import check_quantized, expected_quantizers, names_outside
-from mrem_deploy.benchmarks.timing import Comparison, alternate, quartiles
+from mrem_deploy.benchmarks.timing import Comparison, geometric_mean, interleave, percentile, quartiles, timed
 from mrem_deploy.config import Recipe
 from mrem_deploy.errors import UserError
 from mrem_deploy.models import Part, carve
@@ -74,10 +74,14 @@ def test_random_tokens_fill_every_place() -> None:
 # -- timing ------------------------------------------------------------------------------------------------
 
 
-def test_rounds_alternate_and_the_warm_up_is_not_counted() -> None:
+def test_rounds_interleave_and_the_warm_up_is_not_counted() -> None:
     now = 0.0
     calls: list[str] = []
-    durations = {"base": iter([9.0, 1.0, 2.0, 4.0]), "other": iter([9.0, 3.0, 3.0, 4.0])}
+    durations = {
+        "a": iter([9.0, 1.0, 2.0, 4.0]),
+        "b": iter([9.0, 3.0, 3.0, 4.0]),
+        "c": iter([9.0, 5.0, 6.0, 7.0]),
+    }
 
     def work(name: str) -> None:
         nonlocal now
@@ -91,10 +95,11 @@ def test_rounds_alternate_and_the_warm_up_is_not_counted() -> None:
         nonlocal last_tick
         last_tick = next(ticks)
 
-    times = alternate(lambda: work("base"), lambda: work("other"), 3, 1, clock=lambda: now, after_call=tick)
-    assert calls == ["base", "other"] * 4
-    assert last_tick == 8
-    assert times == Comparison((1.0, 2.0, 4.0), (3.0, 3.0, 4.0))
+    contenders = {name: timed(lambda name=name: work(name), clock=lambda: now) for name in durations}  # type: ignore[misc]
+    times = interleave(contenders, rounds=3, warmup=1, after_call=tick)
+    assert calls == ["a", "b", "c", "b", "c", "a", "c", "a", "b", "a", "b", "c"]  # everyone has every place
+    assert last_tick == 12
+    assert times == {"a": (1.0, 2.0, 4.0), "b": (3.0, 3.0, 4.0), "c": (5.0, 6.0, 7.0)}
 
 
 def test_the_ratio_is_the_median_of_neighbours_not_the_ratio_of_medians() -> None:
@@ -110,6 +115,13 @@ def test_the_ratio_is_the_median_of_neighbours_not_the_ratio_of_medians() -> Non
 def test_quartiles_by_hand() -> None:
     assert quartiles((5.0, 1.0, 4.0, 2.0, 3.0)) == (2.0, 3.0, 4.0)
     assert quartiles((7.0,)) == (7.0, 7.0, 7.0)
+    assert percentile((3.0, 1.0, 2.0, 4.0, 5.0), 95) == pytest.approx(4.8)  # four fifths from 4 to 5
+    assert percentile((2.0, 1.0), 100) == 2.0
+
+
+def test_a_gain_and_a_loss_of_the_same_size_cancel() -> None:
+    assert geometric_mean((2.0, 0.5)) == pytest.approx(1.0)
+    assert geometric_mean((4.0, 1.0)) == pytest.approx(2.0)
 
 
 # -- options and output ------------------------------------------------------------------------------------

@@ -72,6 +72,11 @@ def add_shared(parser: argparse.ArgumentParser, defaults: Mapping[str, Default])
         default=0,
         help="CPU threads; 0 (default) leaves torch's choice",
     )
+    add_places(parser)
+
+
+def add_places(parser: argparse.ArgumentParser) -> None:
+    """What no benchmark does without: the seed, where the result goes, and whether it is a first look."""
     parser.add_argument(
         "--seed", type=whole("--seed", 0, 2**32 - 1), default=0, help="of weights and tokens (default 0)"
     )
@@ -87,13 +92,16 @@ def add_option(
     read: Callable[[str], Any],
     help: str,
     defaults: Mapping[str, Default],
+    name: str | None = None,
 ) -> None:
-    """An option whose default depends on --quick."""
-    default = defaults[_name(flag)]
+    """An option whose default depends on --quick; `name` is its key where that is not the flag's own."""
+    name = name or _name(flag)
+    default = defaults[name]
     shown = f"{_show(default.full)}; --quick: {_show(default.quick)}"
     if default.full == default.quick:
         shown = _show(default.full)
-    parser.add_argument(flag, type=read, metavar=_name(flag).upper(), help=f"{help} (default {shown})")
+    help_text = f"{help} (default {shown})"
+    parser.add_argument(flag, dest=name, type=read, metavar=_name(flag).upper(), help=help_text)
 
 
 def fill_in(options: argparse.Namespace, defaults: Mapping[str, Default]) -> argparse.Namespace:
@@ -107,11 +115,14 @@ def fill_in(options: argparse.Namespace, defaults: Mapping[str, Default]) -> arg
 def as_settings(options: argparse.Namespace) -> dict[str, Any]:
     """The options as they go into the json file."""
     plain = {name: value for name, value in vars(options).items() if name != "out"}
-    return {name: value if isinstance(value, int | tuple) else _text(value) for name, value in plain.items()}
+    return {name: _plain(value) for name, value in plain.items()}
 
 
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
+def _plain(value: Any) -> Any:
+    """What json can hold: numbers as they are, tuples part by part, the rest as text."""
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    return value if value is None or isinstance(value, int) else str(value)
 
 
 def _show(value: Any) -> str:

@@ -20,7 +20,7 @@ from mrem_deploy.benchmarks import options as opt
 from mrem_deploy.benchmarks.geometry import parse_geometry, random_model, random_tokens
 from mrem_deploy.benchmarks.output import Result, table
 from mrem_deploy.benchmarks.quantized import check_quantized, expected_quantizers, names_outside
-from mrem_deploy.benchmarks.timing import alternate
+from mrem_deploy.benchmarks.timing import Comparison, interleave, timed
 from mrem_deploy.config import Recipe, parse_bits
 from mrem_deploy.errors import UserError
 from mrem_deploy.memory import keep_large_blocks
@@ -139,8 +139,9 @@ def time_variant(
     )
     check_trains(plain_step, plain)
     check_trains(quantized_step, quantized)
-    times = alternate(plain_step, quantized_step, options.rounds, options.warmup, after_call=after_step)
-    return {**times.as_dict(), "checked": checked}
+    steps = {"plain": timed(plain_step), "quantized": timed(quantized_step)}
+    times = interleave(steps, options.rounds, options.warmup, after_call=after_step)
+    return {**Comparison(times["plain"], times["quantized"]).as_dict(), "checked": checked}
 
 
 def unquantized_student(teacher: torch.nn.Module) -> torch.nn.Module:

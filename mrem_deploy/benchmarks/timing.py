@@ -1,14 +1,16 @@
-"""Comparing two costs on a machine that is never quite idle.
+"""Comparing costs on a machine that is never quite idle.
 
-Times of one thing drift with whatever else runs. So the two are run in turn (A B A B …), each round
-gives one ratio of neighbours in time, and the median of the ratios is reported with its quartiles.
+Times of one thing drift with whatever else runs. So all are run in turn, one call of each per round, and
+each round gives one ratio of neighbours in time; the median of the ratios is reported with its quartiles.
+The order moves on by one from round to round, so that nobody always follows the same neighbour.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -23,42 +25,75 @@ class Comparison:
     def ratios(self) -> tuple[float, ...]:
         return tuple(other / base for base, other in zip(self.base, self.other, strict=True))
 
+    @property
+    def ratio(self) -> float:
+        return percentile(self.ratios, 50)
+
     def as_dict(self) -> dict[str, object]:
-        low, middle, high = quartiles(self.ratios)
         return {
             "base_seconds": statistics.median(self.base),
             "seconds": statistics.median(self.other),
-            "ratio": middle,
-            "ratio_quartiles": [low, high],
-            "ratio_range": [min(self.ratios), max(self.ratios)],
+            **self.ratio_dict(),
             "rounds": [list(pair) for pair in zip(self.base, self.other, strict=True)],
         }
 
+    def ratio_dict(self) -> dict[str, object]:
+        low, _, high = quartiles(self.ratios)
+        return {
+            "ratio": self.ratio,
+            "ratio_quartiles": [low, high],
+            "ratio_range": [min(self.ratios), max(self.ratios)],
+        }
 
-def alternate(
-    base: Callable[[], object],
-    other: Callable[[], object],
+
+def timed(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> Callable[[], float]:
+    """`call` as a call that returns its seconds."""
+
+    def measure() -> float:
+        started = clock()
+        call()
+        return clock() - started
+
+    return measure
+
+
+def interleave(
+    calls: Mapping[str, Callable[[], float]],
     rounds: int,
     warmup: int,
-    clock: Callable[[], float] = time.perf_counter,
     after_call: Callable[[], object] = lambda: None,
-) -> Comparison:
-    """Run both in turn, `warmup` rounds untimed and `rounds` timed; `after_call` is for a progress bar."""
-    times: tuple[list[float], list[float]] = ([], [])
+) -> dict[str, tuple[float, ...]]:
+    """Seconds of every contender by round: `warmup` rounds are not counted, `rounds` are.
+
+    A call returns its own seconds, because only it knows what is part of them (`timed` wraps a plain one);
+    `after_call` is for a progress bar.
+    """
+    names = list(calls)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(warmup + rounds):
-        for call, seconds in zip((base, other), times, strict=True):
-            started = clock()
-            call()
-            elapsed = clock() - started
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            elapsed = calls[name]()
             if number >= warmup:
-                seconds.append(elapsed)
+                seconds[name].append(elapsed)
             after_call()
-    return Comparison(tuple(times[0]), tuple(times[1]))
+    return {name: tuple(values) for name, values in seconds.items()}
 
 
-def quartiles(values: tuple[float, ...]) -> tuple[float, float, float]:
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """First quartile, median, third quartile, interpolated between neighbours."""
-    if len(values) == 1:
-        return values[0], values[0], values[0]
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, middle, high
+    return percentile(values, 25), percentile(values, 50), percentile(values, 75)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The value below which `percent` of them lie, interpolated between neighbours."""
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * percent / 100
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def geometric_mean(ratios: Sequence[float]) -> float:
+    """The mean for ratios: a gain of 2 and a loss of 2 cancel."""
+    return math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
