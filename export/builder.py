@@ -47,7 +47,7 @@ class Builder:
         value = ir.Value(
             name=tensor.name,
             type=ir.TensorType(tensor.dtype),
-            shape=ir.Shape(tensor.shape),
+            shape=ir.Shape(tensor.shape.numpy()),
             const_value=tensor,
         )
         self.graph.register_initializer(value)

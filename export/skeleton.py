@@ -32,6 +32,7 @@ from transformers.activations import GELUActivation
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, eager_mask
 
 from mrem_deploy.freeze import FrozenModel, shell
+from mrem_deploy.loading import longest_input
 from mrem_deploy.models import Anatomy, model_outputs
 from mrem_deploy.qlayers import replace_module
 
@@ -115,7 +116,7 @@ def trace(frozen: FrozenModel) -> tuple[ir.Model, Anatomy]:
     model.float()
     _place_markers(model, found)
     names = _input_names(model)
-    batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence", max=_longest(model))
+    batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence", max=longest_input(model))
     example = tuple(torch.full(EXAMPLE, 1 if name == "attention_mask" else 0) for name in names)
     with _quiet():
         program = torch.onnx.export(
@@ -184,15 +185,6 @@ def _input_names(model: PreTrainedModel) -> tuple[str, ...]:
     takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
     several = getattr(model.config, "type_vocab_size", 0) > 1
     return ("input_ids", "attention_mask", *(["token_type_ids"] if takes_types and several else []))
-
-
-def _longest(model: PreTrainedModel) -> int:
-    """How many tokens the position table has room for."""
-    positions = model.config.max_position_embeddings
-    padding = getattr(model.config, "pad_token_id", None) or 0
-    # RoBERTa's kind counts positions from the padding index on.
-    counted = model.config.model_type in ("roberta", "xlm-roberta", "mpnet")
-    return positions - padding - 1 if counted else positions
 
 
 @contextlib.contextmanager
