@@ -17,7 +17,7 @@ import onnx_ir as ir
 from mrem_deploy.errors import UserError
 
 INT2_OPSET = 25  # the first opset with INT2
-INT2_RUNTIME = "1.24.0"  # the first onnxruntime that reads it
+INT2_RUNTIME = "1.24.1"  # the first onnxruntime that reads it (there is no 1.24.0 on PyPI)
 INT4_OPSET = 21  # the first opset with INT4 and UINT4
 # IR version that belongs to an opset; a reader refuses a newer one than it knows.
 IR_VERSIONS = {18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11, 24: 12, 25: 13}

@@ -140,6 +140,8 @@ def validate(settings: Settings) -> dict[str, Any]:
     if problem is not None:
         _recall_original(accuracy, folder, settings, problem)
     noted = validation.remarks(found, recipe.spec.activation_bits)
+    if found["recipe_digest"] not in (None, str(frozen.notes.get("recipe_digest"))):
+        noted.append(f"{model.name} was exported from another result than the one in {folder}")
     if problem is not None:
         noted.append(f"full precision is quoted from metrics.json: {problem.problem}")
     record = validation.full_record(

@@ -90,6 +90,7 @@ def describe(model: Path) -> dict[str, Any]:
     return {
         "file": model.name,
         "profile": notes.get("profile"),
+        "recipe_digest": notes.get("recipe_digest"),
         "opset": opset,
         "size_mb": size / MEBIBYTE,
     }

@@ -72,6 +72,7 @@ def _check(path: Path, told: str, version: str, inputs: dict[str, np.ndarray]) -
         print(f"FAILED {path.name} ({told}): no interpreter found for which onnxruntime {version} exists")
         return False
     answers = BUILD / "answers.npy"
+    answers.unlink(missing_ok=True)  # of the file before
     command = [
         str(python),
         str(HERE / "plain_runtime.py"),
@@ -84,6 +85,7 @@ def _check(path: Path, told: str, version: str, inputs: dict[str, np.ndarray]) -
         reason = done.stderr.strip().splitlines()[-1]
         print(f"FAILED {path.name} ({told}) in onnxruntime {version}: {reason}")
         return False
+    assert done.stdout.split() == [version], f"expected onnxruntime {version}, {done.stdout} ran"
     came = np.load(answers)
     error = float(np.abs(came - truth).max() / np.abs(truth).max())
     same = bool((came.argmax(-1) == truth.argmax(-1)).all()) and error < TOLERANCE

@@ -10,4 +10,5 @@ import onnxruntime
 model, inputs, answers = sys.argv[1:]
 session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
 given = np.load(inputs)
+print(onnxruntime.__version__)
 np.save(answers, session.run(None, {entry.name: given[entry.name] for entry in session.get_inputs()})[0])

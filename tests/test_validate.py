@@ -129,7 +129,7 @@ def test_export_without_validation(workshop: Path, monkeypatch: pytest.MonkeyPat
     )
     assert job_in(workshop, "bare", method="ptq", export="ort-cpu").run("--no-validate") == 0
     found = read(workshop / "bare" / "metrics.json")
-    assert found["onnx"].keys() == {"file", "profile", "opset", "size_mb"}
+    assert found["onnx"].keys() == {"file", "profile", "recipe_digest", "opset", "size_mb"}
     assert "onnx" not in found["accuracy"]
     assert not (workshop / "bare" / validation.RESULT).exists()
 
@@ -196,6 +196,17 @@ def test_a_model_that_lost_too_much_fails(
     assert not bad["passed"]
     assert bad["onnx"]["layer_errors"]["block 1"] < 0.1 < bad["onnx"]["layer_errors"]["output"]
     assert "FAILED" in capsys.readouterr().out
+
+
+def test_a_file_of_another_result_is_noticed(result: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.onnx"
+    model = onnx.load(result / FILE)
+    next(entry for entry in model.metadata_props if entry.key == "recipe_digest").value = "another"
+    onnx.save(model, other)
+    for file, noticed in ((other, True), (result / FILE, False)):
+        assert run(result, "--model-file", file, "--max-drop", 100, "--eval-size", 5) == 0
+        remarks = read(result / validation.RESULT)["remarks"]
+        assert any("exported from another result" in remark for remark in remarks) == noticed
 
 
 def test_full_precision_is_quoted_where_the_model_is_gone(
