@@ -85,8 +85,8 @@ REVIEWS = Archive(
 RATINGS = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"  # id, mean rating -4..4, text
 TRAIN_SHARE = 0.8
 
-# Hugging Face's own defaults, but one epoch; `ensure_finetuned` fills in the paths. Only some examples are scored
-# here: the whole split is when the model is quantized.
+# Hugging Face's own defaults, but one epoch; `ensure_finetuned` fills in the paths. Only some examples are
+# scored here: the whole split is when the model is quantized.
 FINETUNING = FinetuneSettings(model="", task="text-classification", data="", out="", epochs=1, eval_size=500)
 # What differs from the defaults of `quantize`: few steps, so that all is done in minutes on two cores.
 QUANTIZATION: dict[str, Any] = {"bits": "4-4-8", "steps": 60, "calib_size": 1024, "out": "mrem-demo"}
