@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,8 @@ def main(argv: list[str] | None = None) -> int:
         values = {**starter_options(), **values}
     recipe = make_recipe(values)
     folder = quantize(replace(recipe, **_absolute(recipe.as_dict())), resume)
-    print(summary(folder))
+    if os.environ.get("RANK", "0") == "0":  # of several workers the first speaks
+        print(summary(folder))
     return 0
 
 
