@@ -72,6 +72,8 @@ def walk(recipe: Recipe, out: Path, resume: bool) -> Path:
 
 def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
     started = time.perf_counter()
+    if launch.is_restarted():
+        say("a worker died; all start again from the last checkpoints")
     if crew.world > 1:
         torch.set_num_threads(launch.threads_each(recipe.threads, crew.local_world))
     elif recipe.threads:

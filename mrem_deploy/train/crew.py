@@ -45,18 +45,28 @@ class Crew:
         """Rank 0 freezes, evaluates, saves and reports."""
         return self.rank == 0
 
-    def exchange(self, label: str, value: Any = None, check: Callable[[], None] = lambda: None) -> list[Any]:
-        """Meet all others at `label` and return everyone's `value` (plain data), by rank."""
+    def exchange(
+        self,
+        label: str,
+        value: Any = None,
+        check: Callable[[], None] = lambda: None,
+        patient: bool = False,
+    ) -> list[Any]:
+        """Meet all others at `label` and return everyone's `value` (plain data), by rank.
+
+        `check` is called while waiting. With `patient` there is no time-out: what the others do until
+        then may rightly take hours.
+        """
         if self.world == 1:
             return [value]
         count = self._meetings[label] = self._meetings.get(label, 0) + 1
         keys = [f"{label}/{count}/{rank}" for rank in range(self.world)]
         self.store.set(keys[self.rank], json.dumps(value))
-        self._wait(keys, label, check)
+        self._wait(keys, label, check, float("inf") if patient else self.timeout)
         return [json.loads(self.store.get(key)) for key in keys]
 
-    def _wait(self, keys: Sequence[str], label: str, check: Callable[[], None]) -> None:
-        deadline = time.monotonic() + self.timeout
+    def _wait(self, keys: Sequence[str], label: str, check: Callable[[], None], timeout: float) -> None:
+        deadline = time.monotonic() + timeout
         while not self.store.check(list(keys)):
             check()
             self.check_refusal()

@@ -5,6 +5,8 @@ would never find one. Data and acknowledgements have a process group each, one p
 message is in flight at a time; the acknowledgement tells how many turns the successor has done and
 whether it is done with all behind it. When it is, the sender answers with an end marker and both
 threads leave. With nothing to send, the sender asks now and then, which also shows that it lives.
+A worker that must give up closes its edges by the same words, which then mean to the neighbour
+that the run is over: a thread left inside a call would abort the process when that ends.
 
 On GPUs the tensors go from device to device by NCCL, announced over gloo first: a receive that
 nobody answers would occupy the GPU. Without NCCL they are staged in pinned host memory.
@@ -48,6 +50,14 @@ class Kind(IntEnum):
     END = 2
 
 
+class Need(IntEnum):
+    """What the successor answers."""
+
+    MORE = 0
+    NOTHING = 1  # it and all behind it are done
+    GIVEN_UP = 2
+
+
 class ConnectionLost(Exception):
     """A neighbour's end of a connection is gone; why, its own error tells."""
 
@@ -79,11 +89,17 @@ class _Thread:
         self.error: BaseException | None = None
         self.busy_seconds = 0.0  # moving tensors, beside the training
         self._mail, self._device = mail, device
+        self._abandoned = False
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._thread = threading.Thread(target=self._guarded, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    def abandon(self) -> None:
+        """Close the edge at the next message, which is soon; to be called under the lock."""
+        self._abandoned = True
+        self._mail.notify_all()
 
     def join(self, timeout: float) -> bool:
         self._thread.join(timeout)
@@ -127,8 +143,11 @@ class EdgeSender(_Thread):
         answer = torch.empty(2, dtype=torch.int64)
         while True:
             with self._mail:
-                self._mail.wait_for(lambda: len(self.outbox) > 0, ASK_SECONDS)
+                self._mail.wait_for(lambda: len(self.outbox) > 0 or self._abandoned, ASK_SECONDS)
                 entry = self.outbox.take() if len(self.outbox) else None
+            if self._abandoned:
+                self._announce(Kind.END)
+                return
             if entry is None:
                 self._announce(Kind.ASK)
             else:
@@ -138,10 +157,12 @@ class EdgeSender(_Thread):
                 self.busy_seconds += time.perf_counter() - started
             dist.recv(answer, self.wire.receiver, group=self.wire.answer)
             with self._mail:
-                self.successor_turns, self.successor_done = int(answer[0]), bool(answer[1])
+                self.successor_turns, self.successor_done = int(answer[0]), int(answer[1]) != Need.MORE
                 self._mail.notify_all()
             if self.successor_done:
                 self._announce(Kind.END)
+                if int(answer[1]) == Need.GIVEN_UP:
+                    raise ConnectionLost("the other end gave up")
                 return
 
     def _announce(self, kind: Kind, turn: int = 0, shape: tuple[int, ...] = (0, 0, 0)) -> None:
@@ -193,6 +214,8 @@ class EdgeReceiver(_Thread):
             dist.recv(header, self.wire.sender, group=self.wire.announce)
             kind, turn, *shape = header.tolist()
             if kind == Kind.END:
+                if not self._abandoned and not self._state()[1]:
+                    raise ConnectionLost("the other end gave up")
                 return
             if kind == Kind.PARCEL:
                 started = time.perf_counter()
@@ -204,12 +227,13 @@ class EdgeReceiver(_Thread):
                 self.busy_seconds += time.perf_counter() - started
                 with self._mail:
                     if self._lossless:
-                        self._mail.wait_for(lambda: not self.queue.full)
+                        self._mail.wait_for(lambda: not self.queue.full or self._abandoned)
                     self.queue.put(turn, parcel)
                     self._mail.notify_all()
             with self._mail:
                 turns, done = self._state()
-            dist.send(torch.tensor([turns, int(done)]), self.wire.sender, group=self.wire.answer)
+                need = Need.GIVEN_UP if self._abandoned else Need.NOTHING if done else Need.MORE
+            dist.send(torch.tensor([turns, need]), self.wire.sender, group=self.wire.answer)
 
     def _receive(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
         if self.wire.tensors is not None:

@@ -21,17 +21,13 @@ from typing import Any, NoReturn
 import torch
 
 from mrem_deploy import progress
-from mrem_deploy.errors import UserError
+from mrem_deploy.errors import UserError, WorkerFailed
 from mrem_deploy.train import crew as crews
 from mrem_deploy.train.crew import Crew
 
 LOCALHOST = "127.0.0.1"
 MONITOR_SECONDS = 0.2
 SHUTDOWN_SECONDS = 10  # for a worker to leave by itself before it is killed
-
-
-class WorkerFailed(Exception):
-    """A worker ended without finishing; the message begins with its own error."""
 
 
 def is_worker() -> bool:

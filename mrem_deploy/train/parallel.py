@@ -34,6 +34,7 @@ from mrem_deploy.train.status import StatusBoard
 WAIT_SECONDS = 0.2  # between looks at what no notification tells, such as a lost connection
 # A neighbour that dies takes its connections along; its own error shall be the one that is shown.
 GRACE_SECONDS = 10.0
+ABANDON_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,14 @@ def train_parallel(
     rank = Rank(crew, workers, checkpoints, mail, len(parts[0]))
     if not all(crew.exchange("the work that is left", trained)):
         rank.connect(next(student.parameters()).dtype)
-        with StatusBoard(crew, workers, mail, rank.refused):
-            rank.prime()
-            rank.train()
-        rank.disconnect()
+        try:
+            with StatusBoard(crew, workers, mail, rank.refused):
+                rank.prime()
+                rank.train()
+                rank.disconnect()
+        except BaseException:
+            rank.abandon()
+            raise
     log = _gather_log(crew, rank, settings, forcing_steps)
     held.collect()
     log.seconds["train all modules"] = time.perf_counter() - started
@@ -142,9 +147,17 @@ class Rank:
     def disconnect(self) -> None:
         """Both ends have agreed that the edge is closed; the threads are about to leave."""
         for thread in self._threads():
-            if not thread.join(self.crew.timeout):
-                raise ConnectionLost(f"the connection {thread.name} of worker {self.crew.rank} did not close")
-            self._check()
+            while not thread.join(WAIT_SECONDS):
+                self._check()
+        self._check()
+
+    def abandon(self) -> None:
+        """Close the connections early, and get the threads out of torch's calls."""
+        with self._mail:
+            for thread in self._threads():
+                thread.abandon()
+        for thread in self._threads():
+            thread.join(ABANDON_SECONDS)
 
     def prime(self) -> None:
         """Fill all queues, in order; nobody trains before the last one is full."""
@@ -228,7 +241,7 @@ class Rank:
 
 def _gather_log(crew: Crew, rank: Rank, settings: TrainSettings, forcing_steps: float) -> TrainLog:
     """The loss curves and the reports of all workers."""
-    reports = crew.exchange("the end of training", rank.report(), check=rank._check)
+    reports = crew.exchange("the end of training", rank.report(), patient=True)
     curves: dict[int, list[tuple[int, float]]] = {}
     ages: dict[int, Counter[int]] = {}
     for report in reports:
