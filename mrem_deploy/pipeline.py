@@ -153,6 +153,12 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
         },
         "environment": environment.describe(),
     }
+    if recipe.method == "mrem-p":
+        result["parallel"] = {
+            "staleness": 1 if recipe.deterministic else recipe.staleness,
+            "teacher_forcing_steps": log.forcing_steps,
+            "ages": {name: sorted(counted.items()) for name, counted in log.ages.items()},
+        }
     errors = {"layers": list(before), "before": list(before.values()), "after": list(after.values())}
     with atomic_folder(out) as folder:
         save(folder, frozen, tokenizer, recipe)

@@ -53,6 +53,8 @@ class ModuleWorker:
         self.curve: list[tuple[int, float]] = []
         self.seconds = Seconds()
         self.queue_mb = 0.0  # the most that its queue held
+        self.training_seconds = 0.0  # from the end of priming to its last training step
+        self._released_at = time.perf_counter()
         self._calibration, self._mail, self._slowdown = calibration, mail, slowdown
         self._device = next(trainer.student.parameters()).device
         settings = trainer.settings
@@ -64,6 +66,12 @@ class ModuleWorker:
         """Go on from a checkpoint."""
         self.schedule = ModuleSchedule(self.schedule.plan, step)
         self.curve = curve
+
+    def release(self) -> None:
+        """All modules are primed."""
+        self.schedule.release()
+        self.seconds = Seconds()
+        self._released_at = time.perf_counter()
 
     def next(self) -> Action:
         """To be called under the lock."""
@@ -104,6 +112,8 @@ class ModuleWorker:
             if self.outlet is not None:
                 self.outlet.put(stamp, Parcel(clean, noisy, batch["attention_mask"]))
             self._mail.notify_all()
+        if action is Action.TRAIN:
+            self.training_seconds = time.perf_counter() - self._released_at
 
     def _input(
         self, action: Action

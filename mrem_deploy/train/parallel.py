@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -124,7 +125,7 @@ class Rank:
         """Link every module to its successor, in this process or another."""
         lossless = self.workers[0].schedule.plan.lockstep
         device = next(self.workers[0].trainer.student.parameters()).device
-        for here, behind in zip(self.workers, self.workers[1:], strict=False):
+        for here, behind in pairwise(self.workers):
             assert behind.queue is not None
             here.outlet = LocalOutlet(behind.queue, behind.state, lossless)
         for module in range(self.modules - 1):  # all workers make all groups, in the same order
@@ -167,8 +168,7 @@ class Rank:
         self.crew.exchange("the end of priming", check=self._check)
         with self._mail:
             for worker in self.workers:
-                worker.schedule.release()
-                worker.seconds = Seconds()
+                worker.release()
             self._mail.notify_all()
         self.priming_seconds = time.perf_counter() - started
         self.seconds = Seconds()
@@ -235,7 +235,7 @@ class Rank:
             "dropped": self.sender.outbox.dropped if self.sender else 0,
             "curves": {str(worker.index): worker.curve for worker in self.workers},
             "ages": {str(worker.index): sorted(worker.ages.items()) for worker in self.workers},
-            "module_seconds": {str(worker.index): asdict(worker.seconds) for worker in self.workers},
+            "training_seconds": {str(worker.index): worker.training_seconds for worker in self.workers},
         }
 
 
