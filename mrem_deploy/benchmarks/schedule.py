@@ -187,6 +187,18 @@ def negligible(rows: list[dict[str, Any]], modules: int, staleness: tuple[int, .
     return [t for t in staleness if _find(rows, MREM_P, modules, staleness=t)["lost"] <= NEGLIGIBLE]
 
 
+def _range_of(rows: list[dict[str, Any]], modules: int, options: argparse.Namespace) -> str:
+    """Priming is a fixed time: its share falls as the steps grow."""
+    good = negligible(rows, modules, options.staleness)
+    if good:
+        return f"{modules} modules: t₀ up to {max(good)} loses at most {NEGLIGIBLE:.0%} of {options.steps} steps."
+    least = min(_find(rows, MREM_P, modules, staleness=t)["lost"] for t in options.staleness)
+    needed = options.steps * least / NEGLIGIBLE
+    return (
+        f"{modules} modules: even t₀ = {min(options.staleness)} loses {least:.1%}; at {needed:,.0f} steps 1%."
+    )
+
+
 def _summary(rows: list[dict[str, Any]], options: argparse.Namespace, usual: int, step: float) -> str:
     waiting = max(row["waiting"] for row in rows if row["scheme"] == MREM_P)
     lines = [
