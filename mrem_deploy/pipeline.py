@@ -115,8 +115,9 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
         own_cost = {"peak_memory_mb": memory.mb, "cpu_seconds": cpu_seconds}
         costs = crew.exchange("the sum of costs", own_cost)
     if not crew.leads:
-        if crew.local_rank == 0:  # on another machine, whose checkpoints are needed until the result is there
-            crew.wait_for_leader("the result")
+        del teacher, student  # the evaluation may need the memory
+        crew.wait_for_leader("the result")
+        if crew.local_rank == 0:  # the first on another machine, with checkpoints of its own
             store.remove()
         return out
     if crew.world > 1:  # the others are done: all their cores are free for the evaluation
@@ -168,7 +169,7 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
         curves = {name: [list(point) for point in curve] for name, curve in log.curves.items()}
         write_report(folder, result, curves, {**errors, "unit": "relative RMS error"}, recipe.as_dict())
     store.remove()
-    crew.tell("the result")
+    crew.dismiss("the result")
     return out
 
 

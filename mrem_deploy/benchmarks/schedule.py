@@ -191,7 +191,8 @@ def _range_of(rows: list[dict[str, Any]], modules: int, options: argparse.Namesp
     """Priming is a fixed time: its share falls as the steps grow."""
     good = negligible(rows, modules, options.staleness)
     if good:
-        return f"{modules} modules: t₀ up to {max(good)} loses at most {NEGLIGIBLE:.0%} of {options.steps} steps."
+        most = f"at most {NEGLIGIBLE:.0%} of {options.steps} steps"
+        return f"{modules} modules: t₀ up to {max(good)} loses {most}."
     least = min(_find(rows, MREM_P, modules, staleness=t)["lost"] for t in options.staleness)
     needed = options.steps * least / NEGLIGIBLE
     return (

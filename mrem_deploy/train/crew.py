@@ -21,6 +21,7 @@ import torch.distributed as dist
 from mrem_deploy.errors import UserError
 
 POLL_SECONDS = 0.05
+LEAVE_SECONDS = 30.0
 REFUSED = "refused"
 
 
@@ -79,16 +80,22 @@ class Crew:
                 )
             time.sleep(POLL_SECONDS)
 
-    def tell(self, label: str) -> None:
-        """Rank 0 has reached `label`."""
-        if self.store is not None:
-            self.store.set(label, "")
+    def dismiss(self, label: str) -> None:
+        """Rank 0 has reached `label`, for which the others waited; it leaves last, with the store."""
+        if self.store is None:
+            return
+        self.store.set(label, "")
+        seen = [f"{label}/{rank}" for rank in range(1, self.world)]
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while not self.store.check(seen) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
 
     def wait_for_leader(self, label: str) -> None:
         """As long as it takes: rank 0 may evaluate for an hour; if it dies, so does the store or the run."""
-        while self.store is not None and not self.store.check([label]):
+        while not self.store.check([label]):
             self.check_refusal()
             time.sleep(1.0)
+        self.store.set(f"{label}/{self.rank}", "")
 
     def refuse(self, error: UserError) -> None:
         """Tell the others that the run ends here by a mistake that a restart would not mend."""
