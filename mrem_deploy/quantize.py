@@ -20,6 +20,8 @@ examples:
       --text-column review --label-column stars --bits 2-2-8 --steps 500 --out result
   python -m mrem_deploy.quantize --model my-embedder --task feature-extraction \\
       --data sentences.txt --out result
+  python -m mrem_deploy.quantize --model my-bert --task mnli --data glue/MNLI --method mrem-p --modules 4 \\
+      --out result      (all modules at once, a worker process for each)
   python -m mrem_deploy.quantize --config result/recipe.yaml --out again      (the same run once more)
   python -m mrem_deploy.quantize --config result/recipe.yaml --resume         (after an interruption)
 """

@@ -137,7 +137,8 @@ def _worker_tables(workers: Sequence[Mapping[str, Any]]) -> list[Table]:
         shares = (_share(seconds.get(name), whole) for name in ("computing", "receiving", "waiting"))
         modules = ", ".join(str(module) for module in worker.get("modules") or [])
         times = duration(whole), *shares
-        rows.append((words(worker.get("name")), modules, *times, memory(worker.get("queue_mb"))))
+        queues = memory(worker.get("queue_mb")) if worker.get("queue_mb") else "none"
+        rows.append((words(worker.get("name")), modules, *times, queues))
     if not rows:
         return []
     header = ("Worker", "Modules", "Training", "Computing", "Receiving", "Waiting", "Queues")

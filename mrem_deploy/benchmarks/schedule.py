@@ -60,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measured", metavar="JSON", help="parallel.json of `benchmark parallel`, for the step time"
     )
-    parser.add_argument("--threads", type=opt.whole("--threads", 0), default=0, help="not used")
+    parser.set_defaults(threads=0)  # every benchmark has them; nothing here computes with torch
     parser.add_argument("--seed", type=opt.whole("--seed", 0, 2**32 - 1), default=0, help="of the jitter")
     parser.add_argument("--out", metavar="DIR", help="folder for the numbers (.json) and the plot (.png)")
     parser.add_argument("--quick", action="store_true", help="a first look: smaller defaults")
