@@ -26,12 +26,13 @@ from mrem_deploy.loading import load_model
 from mrem_deploy.memory import keep_large_blocks
 from mrem_deploy.partition import module_cuts
 from mrem_deploy.progress import say
-from mrem_deploy.qlayers import insert_quantizers, prepare
+from mrem_deploy.qlayers import activation_points, insert_quantizers, prepare
 from mrem_deploy.report import write_report
 from mrem_deploy.scoring import evaluate, weights_digest
 from mrem_deploy.train import launch
 from mrem_deploy.train.checkpoint import CheckpointStore
 from mrem_deploy.train.crew import Crew
+from mrem_deploy.train.held import share_steps
 from mrem_deploy.train.mrem import TrainSettings
 from mrem_deploy.train.parallel import ParallelSettings, train_parallel
 from mrem_deploy.train.rem import train_rem
@@ -103,7 +104,7 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
 
     with environment.PeakMemory(device) as memory:
         train_started, cpu_started = time.perf_counter(), time.process_time()
-        student = make_student(teacher, recipe, calibration)
+        student = make_student(teacher, recipe, calibration, crew)
         probe = [
             BatchSchedule(calibration.lengths, recipe.batch_size, recipe.seed).at(i)
             for i in range(ERROR_BATCHES)
@@ -173,8 +174,14 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
     return out
 
 
-def make_student(teacher: PreTrainedModel, recipe: Recipe, calibration: Encoded) -> PreTrainedModel:
-    """The fake-quant model with initialised step sizes; prepares the teacher as well."""
+def make_student(
+    teacher: PreTrainedModel, recipe: Recipe, calibration: Encoded, crew: Crew | None = None
+) -> PreTrainedModel:
+    """The fake-quant model with initialised step sizes; prepares the teacher as well.
+
+    The workers of a crew search a share of the step sizes each; all get all of them.
+    """
+    crew = crew or Crew()
     device = next(teacher.parameters()).device
     found = prepare(teacher)
     schedule = BatchSchedule(calibration.lengths, recipe.batch_size, recipe.seed)
@@ -183,7 +190,9 @@ def make_student(teacher: PreTrainedModel, recipe: Recipe, calibration: Encoded)
         for i in range(recipe.init_batches)
     )
     say(f"initialising step sizes on {recipe.init_batches} batches")
-    steps = initial_steps(teacher, found, recipe.spec, batches)
+    share = list(activation_points(found, recipe.spec))[crew.rank :: crew.world]
+    own = initial_steps(teacher, found, recipe.spec, batches, share)
+    steps = share_steps(crew, own)
     student = copy.deepcopy(teacher)
     insert_quantizers(student, recipe.spec, steps)
     return student.requires_grad_(True).to(device)

@@ -1,17 +1,20 @@
 """What a worker holds of a model that several workers train together.
 
-Every worker starts with the whole of it. `release` gives the memory of the others' parts back;
-`collect` brings them to rank 0 when all are trained.
+Every worker starts with the whole of it, of whose step sizes it has searched a share. `release` gives
+the memory of the others' parts back; `collect` brings them to rank 0 when all are trained.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 
 import torch
 from torch import nn
 
 from mrem_deploy.models import Part
+from mrem_deploy.numerics import Grid
+from mrem_deploy.quantizers import LearnedStep
 from mrem_deploy.train.crew import Crew, gather, owner_of
 
 
@@ -51,6 +54,18 @@ class HeldParts:
 
     def _owns(self, index: int) -> bool:
         return self._owner(index) == self._crew.rank
+
+
+def share_steps(crew: Crew, own: dict[str, LearnedStep]) -> dict[str, LearnedStep]:
+    """Everyone's initialised quantizers, from those that each has searched; numbers arrive to the bit."""
+    plain = {name: [step.log_scale.tolist(), astuple(step.grid)] for name, step in own.items()}
+    steps = dict(own)
+    for theirs in crew.exchange("the step sizes", plain):
+        for name, (log_scale, grid) in theirs.items():
+            if name not in own:
+                steps[name] = LearnedStep(torch.ones(()), Grid(*grid))
+                steps[name].log_scale.data = torch.tensor(log_scale)
+    return steps
 
 
 def _tensors(part: Part) -> Iterator[nn.Parameter | torch.Tensor]:
