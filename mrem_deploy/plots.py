@@ -177,7 +177,9 @@ def _loss_of_many(curves: Mapping[str, np.ndarray], forcing_steps: float) -> _Pa
 
 def _ages(ages: Mapping[str, Sequence[Sequence[int]]]) -> _Parts | None:
     """How old the inputs were: [[age, times used], …] of every module that reads from a queue."""
-    usable = {name: dict(map(tuple, counted)) for name, counted in ages.items() if counted}  # type: ignore[arg-type]
+    usable = {
+        name: {int(age): int(times) for age, times in counted} for name, counted in ages.items() if counted
+    }
     if not usable:
         return None
     oldest = max(max(counted) for counted in usable.values())

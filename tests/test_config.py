@@ -127,7 +127,7 @@ def test_the_help_names_every_option_and_its_default(capsys: pytest.CaptureFixtu
     told = " ".join(capsys.readouterr().out.split())
     assert [name for name in FIELDS if f"{flag(name)} " not in told and f"{flag(name)}," not in told] == []
     assert "(default 4096)" in told
-    assert "mrem-s|rem|ptq" in told
+    assert "mrem-s|mrem-p|rem|ptq" in told
     assert all(task in told for task in ("feature-extraction", "token-classification", "question-answering"))
 
 
@@ -160,7 +160,8 @@ def test_texts_that_yaml_would_read_as_something_else(text: str, tmp_path: Path)
 def test_the_digest_follows_what_decides_the_result(name: str) -> None:
     changed = dataclasses.replace(Recipe(), **{name: OPTIONS[name][2]})
     same = changed.digest() == Recipe().digest()
-    assert same == (name in ("out", "cache_dir", "max_memory", "checkpoint_steps"))
+    places = {"out", "cache_dir", "max_memory", "checkpoint_steps"}
+    assert same == (name in places | {"workers", "max_restarts", "worker_timeout"})
 
 
 def test_a_recipe_does_not_change() -> None:

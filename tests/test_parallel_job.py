@@ -27,7 +27,7 @@ from mrem_deploy import artifact, cli, pipeline
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = Path(__file__).with_name("faulty_job.py")
-PATIENCE = 600  # seconds; a job takes a few, on a crowded machine a hundred
+PATIENCE = 1800  # seconds; a job takes a few, on a crowded machine many minutes
 MODULES = 3
 STEPS = 12
 OPTIONS: dict[str, Any] = {

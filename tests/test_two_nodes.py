@@ -20,7 +20,7 @@ from tiny_job import save_model, workshop_in
 from mrem_deploy import artifact
 
 ROOT = Path(__file__).resolve().parent.parent
-PATIENCE = 600  # seconds; it takes a few, on a crowded machine a hundred
+PATIENCE = 1800  # seconds; a job takes a few, on a crowded machine many minutes
 NAMESPACES = ("mrem-test-0", "mrem-test-1")
 MODULES = 3  # on two workers: one has two of them
 

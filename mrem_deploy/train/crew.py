@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from mrem_deploy.errors import UserError
 
@@ -124,7 +125,7 @@ def join(timeout: float) -> Crew:
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     limit = timedelta(seconds=timeout)
     try:
-        store, rank, world = next(dist.rendezvous("env://", rank, world, timeout=limit))
+        store, rank, world = next(rendezvous("env://", rank, world, timeout=limit))
     except (dist.DistError, ValueError, RuntimeError) as error:
         raise UserError(
             f"worker {rank} of {world} cannot reach the first one at {where}: {str(error).splitlines()[0]}",
@@ -136,7 +137,7 @@ def join(timeout: float) -> Crew:
         int(os.environ.get("LOCAL_RANK", rank)),
         int(os.environ.get("LOCAL_WORLD_SIZE", world)),
         timeout,
-        dist.PrefixStore("mrem", store),
+        store,
     )
     crew.exchange("the start")
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)

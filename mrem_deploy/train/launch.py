@@ -47,13 +47,17 @@ def usable_cores() -> int:
 def devices(device: torch.device) -> int:
     """How many workers can have one of their own; a GPU named by its number is one."""
     if device.type == "cuda":
-        return torch.cuda.device_count() if device.index is None else 1
+        return 1 if _is_numbered(device) else torch.cuda.device_count()
     return usable_cores()
+
+
+def _is_numbered(device: torch.device) -> bool:
+    return ":" in str(device)
 
 
 def device_of(device: torch.device, crew: Crew) -> torch.device:
     """Ranks are devices: NCCL refuses two ranks on one GPU."""
-    if device.type != "cuda" or crew.world == 1 or device.index is not None:
+    if device.type != "cuda" or crew.world == 1 or _is_numbered(device):
         return device
     if crew.local_world > torch.cuda.device_count():
         raise UserError(
@@ -79,7 +83,11 @@ def launch(work: Callable[..., Any], arguments: tuple[Any, ...], workers: int, m
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _quiet_elastic()
-    with tempfile.TemporaryDirectory(prefix="mrem-workers-") as logs, _environment(_child_environment()):
+    with (
+        tempfile.TemporaryDirectory(prefix="mrem-workers-") as logs,
+        _environment(_child_environment()),
+        _own_signals(),
+    ):
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -122,7 +130,15 @@ def _explain(failed: Any) -> str:
 
 def _worker(work: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[list[str] | None, Any]:
     """In a new process: (a refusal or None, what the work returned)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the launcher passes it on, once
+    launcher = os.getppid()
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        # Ctrl-C reaches all processes, and the launcher passes it on as SIGTERM. Linux also sends this
+        # signal when the launcher itself was killed.
+        if os.getppid() != launcher:
+            _leave(number, frame)
+
+    signal.signal(signal.SIGINT, interrupted)
     signal.signal(signal.SIGTERM, _leave)  # so that temporary files are removed
     try:
         return None, work(*arguments)
@@ -167,6 +183,17 @@ def _environment(changes: dict[str, str]) -> Iterator[None]:
     finally:
         for name in changes:
             os.environ.pop(name, None)
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """The elastic agent takes over the signals of this process and does not give them back."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
 
 
 def _quiet_elastic() -> None:

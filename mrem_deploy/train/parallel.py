@@ -125,14 +125,14 @@ class Rank:
         """Link every module to its successor, in this process or another."""
         lossless = self.workers[0].schedule.plan.lockstep
         device = next(self.workers[0].trainer.student.parameters()).device
-        for here, behind in pairwise(self.workers):
+        for front, behind in pairwise(self.workers):
             assert behind.queue is not None
-            here.outlet = LocalOutlet(behind.queue, behind.state, lossless)
+            front.outlet = LocalOutlet(behind.queue, behind.state, lossless)
         for module in range(self.modules - 1):  # all workers make all groups, in the same order
-            ends = [owner_of(index, self.crew.world, self.modules) for index in (module, module + 1)]
-            if ends[0] == ends[1]:
+            here, there = (owner_of(index, self.crew.world, self.modules) for index in (module, module + 1))
+            if here == there:
                 continue
-            wire = Wire.connect(*ends, device, timedelta(seconds=self.crew.timeout))
+            wire = Wire.connect(here, there, device, timedelta(seconds=self.crew.timeout))
             if self.crew.rank == wire.sender:
                 self.sender = EdgeSender(wire, self._mail, device)
                 self.workers[-1].outlet = self.sender
