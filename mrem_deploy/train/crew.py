@@ -127,10 +127,11 @@ def join(timeout: float) -> Crew:
     try:
         store, rank, world = next(rendezvous("env://", rank, world, timeout=limit))
     except (dist.DistError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"worker {rank} of {world} cannot reach the first one at {where}: {str(error).splitlines()[0]}",
-            "start all workers, and check MASTER_ADDR and MASTER_PORT",
-        ) from error
+        said = str(error).splitlines()[0]
+        problem = f"worker {rank} of {world} cannot reach the first one at {where}: {said}"
+        if rank == 0:
+            problem = f"not all of {world} workers came to {where} within {timeout:g} s: {said}"
+        raise UserError(problem, "start all workers, and check MASTER_ADDR and MASTER_PORT") from error
     crew = Crew(
         rank,
         world,
