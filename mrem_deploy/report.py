@@ -142,7 +142,7 @@ def _worker_tables(workers: Sequence[Mapping[str, Any]]) -> list[Table]:
     if not rows:
         return []
     header = ("Worker", "Modules", "Training", "Computing", "Receiving", "Waiting", "Queues")
-    note = "After priming; computing includes forward passes for modules behind that had not finished yet."
+    note = "From the end of priming until the worker's own modules were trained."
     return [Table("Workers", header, rows, note)]
 
 

@@ -23,7 +23,8 @@ class ParcelOutlet(Outlet, Protocol):
 
 @dataclass
 class Seconds:
-    """Where a worker's time went since priming; what is left of the whole is checkpoints and the like."""
+    """Where a worker's time went from the end of priming until its modules were trained; what is left of
+    the whole is checkpoints and the like."""
 
     computing: float = 0.0
     receiving: float = 0.0  # fetching a batch from the queue (or the data) onto the device

@@ -115,7 +115,7 @@ class Rank:
     ) -> None:
         self.crew, self.workers, self.modules = crew, workers, modules
         self.seconds = Seconds()
-        self.priming_seconds = 0.0
+        self.priming_seconds = self.serving_seconds = 0.0
         self.refused = threading.Event()  # set by the status board's thread
         self.sender: EdgeSender | None = None
         self.receiver: EdgeReceiver | None = None
@@ -176,11 +176,21 @@ class Rank:
     def train(self) -> None:
         """Until every module of this worker is done, and all behind it."""
         started = time.perf_counter()
+        trained: Seconds | None = None
         while self._round():
+            if trained is None and all(worker.schedule.trained for worker in self.workers):
+                trained = self._seconds_since(started)
             self._checkpoints.after_round(self.workers, self._check)
-        self.seconds.whole = time.perf_counter() - started
-        self.seconds.computing = sum(worker.seconds.computing for worker in self.workers)
-        self.seconds.receiving = sum(worker.seconds.receiving for worker in self.workers)
+        self.seconds = trained or self._seconds_since(started)
+        self.serving_seconds = time.perf_counter() - started - self.seconds.whole
+
+    def _seconds_since(self, started: float) -> Seconds:
+        return Seconds(
+            computing=sum(worker.seconds.computing for worker in self.workers),
+            receiving=sum(worker.seconds.receiving for worker in self.workers),
+            waiting=self.seconds.waiting,
+            whole=time.perf_counter() - started,
+        )
 
     def _round(self) -> bool:
         """Let every module do what it can; False when all are done."""
@@ -229,6 +239,7 @@ class Rank:
             "modules": [worker.index + 1 for worker in self.workers],
             "seconds": asdict(self.seconds),
             "priming_seconds": self.priming_seconds,
+            "serving_seconds": self.serving_seconds,
             "transfer_seconds": sum(thread.busy_seconds for thread in self._threads()),
             "turns": {str(worker.index): worker.schedule.turn for worker in self.workers},
             "queue_mb": sum(worker.queue_mb for worker in self.workers),
