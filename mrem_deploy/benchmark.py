@@ -16,6 +16,8 @@ from mrem_deploy.errors import UserError
 VERBS = {
     "latency": "exported models against ORT fp32, its quantizers and other runtimes: latency, memory, size",
     "memory": "peak memory of MREM-S training by number of modules, and of its activation cache",
+    "parallel": "MREM-P against MREM-S: speed, where workers spend their time, and a slow worker",
+    "schedule": "MREM-P on many devices, simulated, against synchronous pipelines",
     "step": "a training step of a quantized module against the same step unquantized",
 }
 EXAMPLES = """\
@@ -23,6 +25,8 @@ examples:
   python -m mrem_deploy.benchmark latency result --out results
   python -m mrem_deploy.benchmark memory --quick
   python -m mrem_deploy.benchmark memory --modules 1,2,4 --fill --out results
+  python -m mrem_deploy.benchmark parallel --modules 2 --out results
+  python -m mrem_deploy.benchmark schedule --out results
   python -m mrem_deploy.benchmark step --bits 4-4-8,2-2-8 --out results
 """
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from mrem_deploy.config import Recipe, parse_modules
+from mrem_deploy.config import Recipe, module_count, parse_modules
 from mrem_deploy.data import TaskData, Texts, label_order
 from mrem_deploy.errors import UserError
 from mrem_deploy.files import explained
@@ -66,11 +66,26 @@ def check_device(name: str) -> torch.device:
     return device
 
 
+def check_workers(recipe: Recipe, workers: int) -> None:
+    """What a run that was started as several processes must have."""
+    if workers > 1 and recipe.method != "mrem-p":
+        raise UserError(
+            f"--method {recipe.method} runs in one process; it was started as {workers}",
+            "start it without torchrun, or use --method mrem-p",
+        )
+    modules = module_count(recipe.modules)
+    if workers > modules:
+        raise UserError(
+            f"{workers} workers were started for {modules} modules",
+            f"start at most {modules}, or give more --modules",
+        )
+
+
 def check_model(recipe: Recipe, model: PreTrainedModel) -> None:
     """What the recipe asks of the model."""
     found = anatomy(model)
     check_max_length(model, recipe.max_length)
-    if recipe.method == "mrem-s":
+    if recipe.method in ("mrem-s", "mrem-p"):
         module_cuts(model, parse_modules(recipe.modules))
     names = [*found.linears, *found.attentions, found.word_embedding]
     for pattern in recipe.keep_fp:

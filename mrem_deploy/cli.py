@@ -6,8 +6,9 @@ import os
 import sys
 from collections.abc import Callable
 
-from mrem_deploy.errors import UserError
+from mrem_deploy.errors import UserError, WorkerFailed
 
+EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 
@@ -21,6 +22,9 @@ def run(main: Callable[[list[str] | None], int], argv: list[str] | None = None) 
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
+    except WorkerFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_FAILED
     except KeyboardInterrupt:
         print("\ninterrupted; the last checkpoint is kept, continue with --resume", file=sys.stderr)
         return EXIT_INTERRUPTED

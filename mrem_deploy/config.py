@@ -24,7 +24,7 @@ from mrem_deploy.numerics import ACTIVATION_BITS, EMBEDDING_BITS, FULL_PRECISION
 from mrem_deploy.qlayers import QuantSpec
 from mrem_deploy.quantizers import WEIGHT_QUANTIZERS
 
-METHODS = ("mrem-s", "rem", "ptq")
+METHODS = ("mrem-s", "mrem-p", "rem", "ptq")
 CURVATURES = ("identity", "adam")
 
 
@@ -68,6 +68,16 @@ class Recipe:
     eval_size: int = option(
         0, "evaluate on that many random examples of the evaluation split; 0: on all of it"
     )
+    staleness: int = option(8, "mrem-p: outputs that the queue between two modules holds")
+    teacher_forcing: float = option(
+        0.4, "mrem-p: share of the steps until the full-precision input has faded out; 0: none"
+    )
+    deterministic: bool = option(
+        False, "mrem-p: modules in lock-step, queues of one; two runs agree exactly, but modules wait"
+    )
+    workers: int = option(0, "mrem-p: processes; 0: one per module, at most one per GPU or CPU core")
+    max_restarts: int = option(3, "mrem-p: times that all workers are started again after one died")
+    worker_timeout: int = option(600, "mrem-p: seconds to wait for another worker before giving up")
     init_batches: int = option(8, "batches watched to initialise the step sizes")
     checkpoint_steps: int = option(250, "steps between checkpoints; 0: at module boundaries only")
     cache_dir: str | None = option(None, "folder for cached activations that exceed --max-memory")
@@ -91,14 +101,16 @@ class Recipe:
             choices = _field(name).metadata["choices"]
             if getattr(self, name) not in choices:
                 raise _bad(name, f"one of {', '.join(choices)}", getattr(self, name))
-        for name in ("steps", "calib_size", "batch_size", "init_batches"):
+        for name in ("steps", "calib_size", "batch_size", "init_batches", "staleness", "worker_timeout"):
             if getattr(self, name) < 1:
                 raise _bad(name, "at least 1", getattr(self, name))
-        for name in ("seed", "checkpoint_steps", "threads", "eval_size"):
+        for name in ("seed", "checkpoint_steps", "threads", "eval_size", "workers", "max_restarts"):
             if getattr(self, name) < 0:
                 raise _bad(name, "0 or more", getattr(self, name))
         if self.max_length < 3:
             raise _bad("max_length", "at least 3 (a token between the two special ones)", self.max_length)
+        if not 0 <= self.teacher_forcing <= 1:
+            raise _bad("teacher_forcing", "a share between 0 and 1", self.teacher_forcing)
         for name in ("lr", "step_lr"):
             if not 0 < getattr(self, name) < 1:
                 raise _bad(name, "a number between 0 and 1", getattr(self, name))
@@ -116,6 +128,7 @@ class Recipe:
     def identity(self) -> dict[str, Any]:
         """What decides the quantized model: a resumed run must agree in all of it."""
         places = {"out", "cache_dir", "max_memory", "checkpoint_steps", "export", "validate"}
+        places |= {"workers", "max_restarts", "worker_timeout"}
         return {name: value for name, value in self.as_dict().items() if name not in places}
 
     def digest(self) -> str:
@@ -173,6 +186,12 @@ def parse_modules(text: str) -> int | list[int]:
             f"--modules must be a count or cut points; got {text!r}", "for example --modules 4 or 3,6,9"
         )
     return [int(part) for part in parts] if "," in str(text) else int(parts[0])
+
+
+def module_count(text: str) -> int:
+    """How many modules `--modules` asks for."""
+    modules = parse_modules(text)
+    return modules if isinstance(modules, int) else len(modules) + 1
 
 
 def parse_megabytes(text: str) -> float:

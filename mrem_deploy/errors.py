@@ -1,7 +1,8 @@
-"""The one exception a user is meant to see.
+"""The exceptions a user is meant to see.
 
 Raise `UserError` for anything the person at the keyboard can mend: a wrong path, a missing
 column, bits that do not exist. The command line prints it without a traceback and exits with 2.
+`WorkerFailed` brings the error of another process, which has a traceback of its own.
 Everything else is a defect of ours and keeps its traceback.
 """
 
@@ -15,3 +16,7 @@ class UserError(Exception):
         self.problem = problem
         self.remedy = remedy
         super().__init__(f"{problem}\n  → {remedy}" if remedy else problem)
+
+
+class WorkerFailed(Exception):
+    """A worker process ended without finishing; the message is its own error."""

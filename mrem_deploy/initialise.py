@@ -8,7 +8,7 @@ then on) is the one of least squared error on the values seen. Export needs thes
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -55,19 +55,27 @@ class _Watcher:
 
 
 def observe(
-    model: PreTrainedModel, found: Anatomy, spec: QuantSpec, batches: Iterable[dict[str, torch.Tensor]]
+    model: PreTrainedModel,
+    found: Anatomy,
+    spec: QuantSpec,
+    batches: Iterable[dict[str, torch.Tensor]],
+    names: Collection[str] | None = None,
 ) -> dict[str, _Watcher]:
-    """Run the prepared full-precision model and record what each activation quantizer would see."""
+    """Run the prepared full-precision model and record what each activation quantizer would see.
+
+    With `names` only those are watched.
+    """
     points = activation_points(found, spec)
-    watchers = {name: _Watcher(name) for name in points}
+    watchers = {name: _Watcher(name) for name in points if names is None or name in names}
     mask = torch.empty(0, dtype=torch.bool)
     handles = []
 
-    def watch(module: nn.Module, names: list[tuple[str, int, int]]) -> None:
+    def watch(module: nn.Module, watched: list[tuple[str, int, int]]) -> None:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            for name, argument, sequence_dim in names:
+            for name, argument, sequence_dim in watched:
                 x = args[argument] if args else kwargs["hidden_states"]
-                watchers[name].see(_valid(x, mask, sequence_dim))
+                if name in watchers:
+                    watchers[name].see(_valid(x, mask, sequence_dim))
 
         handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
@@ -97,14 +105,22 @@ def observe(
 
 
 def initial_steps(
-    model: PreTrainedModel, found: Anatomy, spec: QuantSpec, batches: Iterable[dict[str, torch.Tensor]]
+    model: PreTrainedModel,
+    found: Anatomy,
+    spec: QuantSpec,
+    batches: Iterable[dict[str, torch.Tensor]],
+    names: Collection[str] | None = None,
 ) -> dict[str, LearnedStep]:
-    """Initialised activation quantizers by name; empty when activations stay full precision."""
+    """Initialised activation quantizers by name, all or those of `names`; empty when activations stay
+    full precision."""
     if spec.activation_bits == FULL_PRECISION:
         return {}
     points = activation_points(found, spec)
-    watchers = observe(model, found, spec, batches)
-    return {name: search_step(watchers[name].sample(), spec.activation_bits, points[name]) for name in points}
+    watchers = observe(model, found, spec, batches, names)
+    return {
+        name: search_step(watcher.sample(), spec.activation_bits, points[name])
+        for name, watcher in watchers.items()
+    }
 
 
 def search_step(values: torch.Tensor, bits: int, asymmetric: bool) -> LearnedStep:

@@ -4,6 +4,7 @@ report."""
 from __future__ import annotations
 
 import copy
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,15 @@ from transformers import PreTrainedModel
 
 from mrem_deploy import artifact, environment, validation
 from mrem_deploy.batching import BatchSchedule, Encoded, encode
-from mrem_deploy.checks import check_device, check_export, check_labels, check_model, check_out
-from mrem_deploy.config import Recipe, parse_megabytes, parse_modules
+from mrem_deploy.checks import (
+    check_device,
+    check_export,
+    check_labels,
+    check_model,
+    check_out,
+    check_workers,
+)
+from mrem_deploy.config import Recipe, module_count, parse_megabytes, parse_modules
 from mrem_deploy.data import Columns, open_task, sample
 from mrem_deploy.errors import UserError
 from mrem_deploy.evaluate import layer_errors
@@ -26,11 +34,15 @@ from mrem_deploy.loading import load_model
 from mrem_deploy.memory import keep_large_blocks
 from mrem_deploy.partition import module_cuts
 from mrem_deploy.progress import say
-from mrem_deploy.qlayers import insert_quantizers, prepare
+from mrem_deploy.qlayers import activation_points, insert_quantizers, prepare
 from mrem_deploy.report import write_report
 from mrem_deploy.scoring import Evaluation, evaluate, weights_digest
+from mrem_deploy.train import launch
 from mrem_deploy.train.checkpoint import CheckpointStore
+from mrem_deploy.train.crew import Crew
+from mrem_deploy.train.held import share_steps
 from mrem_deploy.train.mrem import TrainSettings
+from mrem_deploy.train.parallel import ParallelSettings, train_parallel
 from mrem_deploy.train.rem import train_rem
 from mrem_deploy.train.sequential import CacheSettings, TrainLog, train_sequential
 
@@ -47,12 +59,36 @@ METRICS_FORMAT = 1
 
 def quantize(recipe: Recipe, resume: bool = False) -> Path:
     """Run a whole recipe; returns the result folder."""
-    started = time.perf_counter()
     out = _check_places(recipe)
-    if recipe.threads:
+    device = check_device(recipe.device)
+    if launch.is_worker():
+        check_workers(recipe, int(os.environ["WORLD_SIZE"]))
+    elif recipe.method == "mrem-p":
+        modules = module_count(recipe.modules)
+        workers = min(modules, recipe.workers or launch.devices(device))
+        if workers > 1:
+            if workers < modules:
+                say(f"{modules} modules on {workers} workers: each steps several in turn")
+            return launch.launch(walk, (recipe, out, resume), workers, recipe.max_restarts)
+    return walk(recipe, out, resume)
+
+
+def walk(recipe: Recipe, out: Path, resume: bool) -> Path:
+    """The whole walk in one process; of several that train together, rank 0 finishes it."""
+    with launch.crew_of(recipe.worker_timeout) as crew:
+        return _walk(recipe, out, resume or launch.is_restarted(), crew)
+
+
+def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
+    started = time.perf_counter()
+    if launch.is_restarted():
+        say("a worker died; all start again from the last checkpoints")
+    if crew.world > 1:
+        torch.set_num_threads(launch.threads_each(recipe.threads, crew.local_world))
+    elif recipe.threads:
         torch.set_num_threads(recipe.threads)
     keep_large_blocks()
-    device = check_device(recipe.device)
+    device = launch.device_of(check_device(recipe.device), crew)
     profiles = check_export(recipe)
 
     say(f"loading {recipe.model}")
@@ -69,7 +105,7 @@ def quantize(recipe: Recipe, resume: bool = False) -> Path:
     calibration = encode(tokenizer, texts, recipe.max_length)
     check_labels(task_data, texts, teacher)
     teacher.to(device).requires_grad_(False)
-    store = CheckpointStore(_work_folder(out), _identity(recipe, calibration, teacher), resume)
+    store = _open_store(crew, out, _identity(recipe, calibration, teacher), resume)
     if resume:
         say(
             "continuing the interrupted run" if store.resumed else "no interrupted run found; starting afresh"
@@ -77,15 +113,25 @@ def quantize(recipe: Recipe, resume: bool = False) -> Path:
 
     with environment.PeakMemory(device) as memory:
         train_started, cpu_started = time.perf_counter(), time.process_time()
-        student = make_student(teacher, recipe, calibration)
+        student = make_student(teacher, recipe, calibration, crew)
         probe = [
             BatchSchedule(calibration.lengths, recipe.batch_size, recipe.seed).at(i)
             for i in range(ERROR_BATCHES)
         ]
-        before = layer_errors(teacher, student, calibration, probe)
-        log = train(teacher, student, recipe, calibration, store)
+        before = layer_errors(teacher, student, calibration, probe) if crew.leads else {}
+        log = train(teacher, student, recipe, calibration, store, crew)
         train_seconds = time.perf_counter() - train_started + store.earlier_seconds
         cpu_seconds = time.process_time() - cpu_started
+        own_cost = {"peak_memory_mb": memory.mb, "cpu_seconds": cpu_seconds}
+        costs = crew.exchange("the sum of costs", own_cost)
+    if not crew.leads:
+        del teacher, student  # the evaluation may need the memory
+        crew.wait_for_leader("the result")
+        if crew.local_rank == 0:  # the first on another machine, with checkpoints of its own
+            store.remove()
+        return out
+    if crew.world > 1:  # the others are done: all their cores are free for the evaluation
+        torch.set_num_threads(launch.threads_each(recipe.threads, 1))
     after = layer_errors(teacher, student, calibration, probe)
 
     frozen = freeze(student, head)
@@ -110,15 +156,21 @@ def quantize(recipe: Recipe, resume: bool = False) -> Path:
             "train_seconds": train_seconds,
             "total_seconds": 0.0,
             # On a shared machine fairer than the clock; a resumed run does not know its first part's.
-            "train_cpu_seconds": None if store.resumed else cpu_seconds,
-            "peak_memory_mb": memory.mb,
-            "memory_kind": memory.kind,
-            "workers": [{"name": "main", "peak_memory_mb": memory.mb}],
+            "train_cpu_seconds": None if store.resumed else sum(cost["cpu_seconds"] for cost in costs),
+            "peak_memory_mb": max(cost["peak_memory_mb"] for cost in costs),
+            "memory_kind": memory.kind + (", of the largest worker" if crew.world > 1 else ""),
+            "workers": worker_costs(costs, log.workers),
             "calibration_samples": len(calibration),
             "stages": log.seconds,
         },
         "environment": environment.describe(),
     }
+    if recipe.method == "mrem-p":
+        result["parallel"] = {
+            "staleness": 1 if recipe.deterministic else recipe.staleness,
+            "teacher_forcing_steps": log.forcing_steps,
+            "ages": {name: sorted(counted.items()) for name, counted in log.ages.items()},
+        }
     errors = {"layers": list(before), "before": list(before.values()), "after": list(after.values())}
     with atomic_folder(out) as folder:
         save(folder, frozen, tokenizer, recipe)
@@ -132,11 +184,18 @@ def quantize(recipe: Recipe, resume: bool = False) -> Path:
         curves = {name: [list(point) for point in curve] for name, curve in log.curves.items()}
         write_report(folder, result, curves, {**errors, "unit": "relative RMS error"}, recipe.as_dict())
     store.remove()
+    crew.dismiss("the result")
     return out
 
 
-def make_student(teacher: PreTrainedModel, recipe: Recipe, calibration: Encoded) -> PreTrainedModel:
-    """The fake-quant model with initialised step sizes; prepares the teacher as well."""
+def make_student(
+    teacher: PreTrainedModel, recipe: Recipe, calibration: Encoded, crew: Crew | None = None
+) -> PreTrainedModel:
+    """The fake-quant model with initialised step sizes; prepares the teacher as well.
+
+    The workers of a crew search a share of the step sizes each; all get all of them.
+    """
+    crew = crew or Crew()
     device = next(teacher.parameters()).device
     found = prepare(teacher)
     schedule = BatchSchedule(calibration.lengths, recipe.batch_size, recipe.seed)
@@ -145,7 +204,9 @@ def make_student(teacher: PreTrainedModel, recipe: Recipe, calibration: Encoded)
         for i in range(recipe.init_batches)
     )
     say(f"initialising step sizes on {recipe.init_batches} batches")
-    steps = initial_steps(teacher, found, recipe.spec, batches)
+    share = list(activation_points(found, recipe.spec))[crew.rank :: crew.world]
+    own = initial_steps(teacher, found, recipe.spec, batches, share)
+    steps = share_steps(crew, own)
     student = copy.deepcopy(teacher)
     insert_quantizers(student, recipe.spec, steps)
     return student.requires_grad_(True).to(device)
@@ -157,8 +218,9 @@ def train(
     recipe: Recipe,
     calibration: Encoded,
     store: CheckpointStore | None = None,
+    crew: Crew | None = None,
 ) -> TrainLog:
-    """Train the student in place by the recipe's method."""
+    """Train the student in place by the recipe's method; of a crew, on rank 0."""
     settings = TrainSettings(recipe.steps, recipe.lr, recipe.step_lr, recipe.batch_size, recipe.seed)
     cache = CacheSettings(_memory_budget(recipe), Path(recipe.cache_dir) if recipe.cache_dir else None)
     if recipe.method == "mrem-s":
@@ -166,6 +228,13 @@ def train(
         return train_sequential(
             teacher, student, cuts, calibration, settings, cache, store, recipe.checkpoint_steps
         )
+    if recipe.method == "mrem-p":
+        cuts = module_cuts(teacher, parse_modules(recipe.modules))
+        parallel = ParallelSettings(recipe.staleness, recipe.teacher_forcing, recipe.deterministic)
+        return train_parallel(
+            crew or Crew(), teacher, student, cuts, calibration, settings, parallel, store,
+            recipe.checkpoint_steps,
+        )  # fmt: skip
     if recipe.method == "rem":
         return train_rem(teacher, student, calibration, settings, cache, store)
     return TrainLog()  # ptq: the initialisation is the result
@@ -235,6 +304,26 @@ def _check_places(recipe: Recipe) -> Path:
 
 def _work_folder(out: Path) -> Path:
     return out.with_name(f".{out.name}.work")
+
+
+def worker_costs(costs: list[dict[str, Any]], reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What every process cost, by rank, for metrics.json."""
+    if len(costs) == 1:
+        return [{"name": "main", "peak_memory_mb": costs[0]["peak_memory_mb"], **(reports or [{}])[0]}]
+    return [
+        {"name": f"worker {rank}", **cost, **report}
+        for rank, (cost, report) in enumerate(zip(costs, reports, strict=True))
+    ]
+
+
+def _open_store(crew: Crew, out: Path, identity: dict[str, Any], resume: bool) -> CheckpointStore:
+    """One after another: the first on each machine clears what an abandoned run left there."""
+    place = 0 if crew.leads else 1 if crew.local_rank == 0 else 2
+    for turn in range(3 if crew.world > 1 else 1):
+        if turn == place:
+            store = CheckpointStore(_work_folder(out), identity, resume or place == 2)
+        crew.exchange("the checkpoints' folder")
+    return store
 
 
 def _memory_budget(recipe: Recipe) -> float:

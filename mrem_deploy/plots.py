@@ -74,11 +74,18 @@ class Plot:
 
 
 def draw_plots(
-    curves: Mapping[str, Curve], layer_errors: Mapping[str, Any], size: Mapping[str, Any], trained: bool
+    curves: Mapping[str, Curve],
+    layer_errors: Mapping[str, Any],
+    size: Mapping[str, Any],
+    trained: bool,
+    parallel: Mapping[str, Any] | None = None,
 ) -> list[Plot]:
-    """Every figure there are numbers for, in reading order."""
+    """Every figure there are numbers for, in reading order; `parallel` is what metrics.json has of that
+    name when modules trained at the same time."""
+    parallel = parallel or {}
     with plot_style():
-        drawn = [_loss(curves), _layer_errors(layer_errors, trained), _size(size)]
+        drawn = [_loss(curves, _number(parallel.get("teacher_forcing_steps")))]
+        drawn += [_ages(parallel.get("ages") or {}), _layer_errors(layer_errors, trained), _size(size)]
         return [_render(*parts) for parts in drawn if parts is not None]
 
 
@@ -97,17 +104,29 @@ def ends(points: np.ndarray) -> tuple[float, float]:
 _Parts = tuple[str, str, str, "Figure"]
 
 
-def _loss(curves: Mapping[str, Curve]) -> _Parts | None:
+def _loss(curves: Mapping[str, Curve], forcing_steps: float) -> _Parts | None:
     usable = {name: points for name, points in ((n, finite(c)) for n, c in curves.items()) if len(points)}
     if not usable:
         return None
     if len(usable) <= FEW_UNITS:
-        return _loss_of_few(usable)
-    return _loss_of_many(usable)
+        return _loss_of_few(usable, forcing_steps)
+    return _loss_of_many(usable, forcing_steps)
 
 
-def _loss_of_few(curves: Mapping[str, np.ndarray]) -> _Parts:
+def _shade_forcing(axes: Axes, forcing_steps: float) -> str:
+    """Mark the steps with teacher forcing; returns the sentence that explains the mark."""
+    if not forcing_steps > 0:
+        return ""
+    axes.axvspan(0, forcing_steps, color=YELLOW, alpha=0.14, linewidth=0, zorder=0)
+    return (
+        f" Shaded: the {forcing_steps:g} steps in which the input of every module but the first is mixed "
+        "with the full-precision one, less and less; beyond them a loss may rise, because the task is harder."
+    )
+
+
+def _loss_of_few(curves: Mapping[str, np.ndarray], forcing_steps: float) -> _Parts:
     figure, axes = new_figure(3.7)
+    shaded = _shade_forcing(axes, forcing_steps)
     lines = []
     for index, points in enumerate(curves.values()):
         colour, dash = _PALETTE[index % len(_PALETTE)], _DASHES[index // len(_PALETTE) % 2]
@@ -123,13 +142,14 @@ def _loss_of_few(curves: Mapping[str, np.ndarray]) -> _Parts:
         "Each line is the mean of neighbouring steps, the band their lowest and highest value. Log scale. "
         "Losses of different modules are sums over different layers: compare shapes, not heights."
     )
-    return "loss", "Loss of every module", caption, figure
+    return "loss", "Loss of every module", caption + shaded, figure
 
 
-def _loss_of_many(curves: Mapping[str, np.ndarray]) -> _Parts:
+def _loss_of_many(curves: Mapping[str, np.ndarray], forcing_steps: float) -> _Parts:
     from matplotlib import colormaps
 
     figure, (left, right) = new_figure(3.6, columns=2)
+    shaded = _shade_forcing(left, forcing_steps)
     colours = colormaps["viridis"](np.linspace(0.15, 0.95, len(curves)))  # its darkest end is lost on black
     starts, finals = np.array([ends(points) for points in curves.values()]).T
     for points, start, colour in zip(curves.values(), starts, colours, strict=True):
@@ -152,7 +172,39 @@ def _loss_of_many(curves: Mapping[str, np.ndarray]) -> _Parts:
         f"yellow (near the output). Median loss at the end: {np.median(finals / starts):.2g} of the loss at "
         "the start. Start and end are means over the first and last tenth of the steps. Log scales."
     )
-    return "loss", "Loss of every unit", caption, figure
+    return "loss", "Loss of every unit", caption + shaded, figure
+
+
+def _ages(ages: Mapping[str, Sequence[Sequence[int]]]) -> _Parts | None:
+    """How old the inputs were: [[age, times used], …] of every module that reads from a queue."""
+    usable = {
+        name: {int(age): int(times) for age, times in counted} for name, counted in ages.items() if counted
+    }
+    if not usable:
+        return None
+    oldest = max(max(counted) for counted in usable.values())
+    figure, axes = new_figure(3.0)
+    width = 0.84 / len(usable)
+    colours = [_PALETTE[index % len(_PALETTE)] for index in range(len(usable))]
+    bars = []
+    for index, (counted, colour) in enumerate(zip(usable.values(), colours, strict=True)):
+        share = np.array([counted.get(age, 0) for age in range(oldest + 1)], dtype=float)
+        at = np.arange(oldest + 1) + (index - (len(usable) - 1) / 2) * width
+        bars.append(axes.bar(at, 100 * share / share.sum(), width, color=colour))
+    axes.set(
+        xlabel="age of the input used, in steps of the module before",
+        ylabel="share of steps (%)",
+        title="How stale the inputs were",
+    )
+    axes.grid(visible=False, axis="x")
+    if len(usable) <= FEW_UNITS:
+        names = [_short(name) for name in usable]
+        _legend(axes, bars, names, loc="upper left", bbox_to_anchor=(1.01, 1))
+    caption = (
+        "A module samples its input from the last outputs of the module before it. Age 0 is the newest "
+        "that had arrived; each step of that module, sent or dropped on the way, adds one."
+    )
+    return "ages", "Age of the inputs", caption, figure
 
 
 def _layer_errors(errors: Mapping[str, Any], trained: bool) -> _Parts | None:

@@ -9,6 +9,13 @@ from typing import TypeVar
 from tqdm import tqdm
 
 T = TypeVar("T")
+_silent = False  # a property of the process: of many workers one speaks
+
+
+def silence(yes: bool) -> None:
+    """Show nothing from now on; for workers beside the one that speaks for all."""
+    global _silent
+    _silent = yes
 
 
 def bar(total: int | None, label: str, unit: str = "step", initial: int = 0) -> tqdm:
@@ -24,6 +31,7 @@ def bar(total: int | None, label: str, unit: str = "step", initial: int = 0) -> 
         ascii=not interactive,
         smoothing=0.1,
         file=sys.stderr,
+        disable=_silent,
     )
 
 
@@ -39,4 +47,5 @@ def track(items: Iterable[T], label: str, total: int | None = None, unit: str = 
 
 def say(message: str) -> None:
     """One line for the person watching, above any bar that is being drawn."""
-    tqdm.write(message, file=sys.stderr)
+    if not _silent:
+        tqdm.write(message, file=sys.stderr)

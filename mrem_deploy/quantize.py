@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ examples:
       --text-column review --label-column stars --bits 2-2-8 --steps 500 --out result
   python -m mrem_deploy.quantize --model my-embedder --task feature-extraction \\
       --data sentences.txt --out result
+  python -m mrem_deploy.quantize --model my-bert --task mnli --data glue/MNLI --method mrem-p --modules 4 \\
+      --out result      (all modules at once, a worker process for each)
   python -m mrem_deploy.quantize --config result/recipe.yaml --out again      (the same run once more)
   python -m mrem_deploy.quantize --config result/recipe.yaml --resume         (after an interruption)
 """
@@ -58,7 +61,8 @@ def main(argv: list[str] | None = None) -> int:
         values = {**starter_options(), **values}
     recipe = make_recipe(values)
     folder = quantize(replace(recipe, **_absolute(recipe.as_dict())), resume)
-    print(summary(folder))
+    if os.environ.get("RANK", "0") == "0":  # of several workers the first speaks
+        print(summary(folder))
     return 0
 
 

@@ -58,7 +58,7 @@ _ENVIRONMENT = {
     "python": "Python",
     "date": "Date",
 }
-_PLOT_NAMES = ("loss", "layer_errors", "size")
+_PLOT_NAMES = ("loss", "ages", "layer_errors", "size")
 
 
 def write_report(
@@ -78,14 +78,17 @@ def write_report(
     summary = summarise(metrics)
     making = [_run_table(metrics), _cost_table(metrics.get("cost") or {})]
     deployed = _onnx_tables(metrics.get("onnx") or {})
+    workers = _worker_tables((metrics.get("cost") or {}).get("workers") or [])
     details = [
         *deployed,
         *making,
+        *workers,
         *_unit_tables(curves),
         _environment_table(metrics.get("environment") or {}),
     ]
     warnings = _warnings(curves, layer_errors)
-    plots = draw_plots(curves, layer_errors, metrics.get("size") or {}, trained=bool(curves))
+    size, parallel = metrics.get("size") or {}, metrics.get("parallel")
+    plots = draw_plots(curves, layer_errors, size, trained=bool(curves), parallel=parallel)
     settings = yaml.safe_dump(_plain(recipe), sort_keys=False, allow_unicode=True).strip()
 
     for plot in plots:
@@ -156,6 +159,26 @@ def _cost_table(cost: Mapping[str, Any]) -> Table:
         rows += [(words(worker.get("name")), memory(worker.get("peak_memory_mb")), "") for worker in workers]
     rows.append(("Peak memory", memory(cost.get("peak_memory_mb")), ""))
     return Table("Cost", ("", "Used", "Share of time"), rows)
+
+
+def _worker_tables(workers: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """Where the time of workers that trained at the same time went."""
+    rows = []
+    for worker in workers:
+        seconds = worker.get("seconds") or {}
+        whole = seconds.get("whole")
+        if not seconds:
+            continue
+        shares = (_share(seconds.get(name), whole) for name in ("computing", "receiving", "waiting"))
+        modules = ", ".join(str(module) for module in worker.get("modules") or [])
+        times = duration(whole), *shares
+        queues = memory(worker.get("queue_mb")) if worker.get("queue_mb") else "none"
+        rows.append((words(worker.get("name")), modules, *times, queues))
+    if not rows:
+        return []
+    header = ("Worker", "Modules", "Training", "Computing", "Receiving", "Waiting", "Queues")
+    note = "From the end of priming until the worker's own modules were trained."
+    return [Table("Workers", header, rows, note)]
 
 
 def _share(part: Any, whole: Any) -> str:

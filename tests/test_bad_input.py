@@ -152,6 +152,17 @@ def diverging(place: Place) -> None:
     place.patch.setattr(mrem, "reconstruction_terms", lambda *args: [term * nan for term in real(*args)])
 
 
+def started_as(workers: int, **options: Any) -> Callable[[Place], None]:
+    """As torchrun would start it."""
+
+    def arrange(place: Place) -> None:
+        place.set(**options)
+        place.patch.setenv("RANK", "0")
+        place.patch.setenv("WORLD_SIZE", str(workers))
+
+    return arrange
+
+
 def no_permission(place: Place) -> None:
     """Root may write anywhere, so the system's refusal is played."""
     real = os.mkdir
@@ -255,7 +266,9 @@ CASES = [
     Case("seed negative", setting(seed=-1), ("--seed", "0 or more", "-1", "→")),
     Case("learning rate negative", setting(lr=-0.1), ("--lr", "between 0 and 1", "-0.1", "→")),
     Case("memory without a unit", setting(max_memory="plenty"), ("--max-memory", "8GB", "'plenty'", "→")),
-    Case("method unknown", setting(method="magic"), ("--method", "mrem-s, rem, ptq", "'magic'", "→")),
+    Case("method unknown", setting(method="magic"), ("--method", "mrem-s, mrem-p, rem, ptq", "'magic'", "→")),
+    Case("started as several processes", started_as(2), ("mrem-s", "one process", "2", "→", "mrem-p")),
+    Case("more workers than modules", started_as(3, method="mrem-p"), ("3 workers", "2 modules", "→")),
     Case("longer than the model reads", setting(max_length=513),
          ("--max-length 513", "at most 32", "→", "32 or")),
     Case("pattern that matches nothing", setting(keep_fp="bert.layers.*"),

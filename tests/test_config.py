@@ -38,6 +38,12 @@ OPTIONS: dict[str, tuple[str, list[str], Any]] = {
     "label_column": ("3", ["3"], "3"),
     "eval_data": ("elsewhere/dev", ["elsewhere/dev"], "elsewhere/dev"),
     "eval_size": ("100", ["100"], 100),
+    "staleness": ("4", ["4"], 4),
+    "teacher_forcing": ("0", ["0"], 0.0),
+    "deterministic": ("true", [], True),
+    "workers": ("2", ["2"], 2),
+    "max_restarts": ("0", ["0"], 0),
+    "worker_timeout": ("30", ["30"], 30),
     "init_batches": ("2", ["2"], 2),
     "checkpoint_steps": ("0", ["0"], 0),
     "cache_dir": ("/scratch", ["/scratch"], "/scratch"),
@@ -124,7 +130,7 @@ def test_the_help_names_every_option_and_its_default(capsys: pytest.CaptureFixtu
     told = " ".join(capsys.readouterr().out.split())
     assert [name for name in FIELDS if f"{flag(name)} " not in told and f"{flag(name)}," not in told] == []
     assert "(default 4096)" in told
-    assert "mrem-s|rem|ptq" in told
+    assert "mrem-s|mrem-p|rem|ptq" in told
     assert all(task in told for task in ("feature-extraction", "token-classification", "question-answering"))
 
 
@@ -158,7 +164,7 @@ def test_the_digest_follows_what_decides_the_result(name: str) -> None:
     changed = dataclasses.replace(Recipe(), **{name: OPTIONS[name][2]})
     same = changed.digest() == Recipe().digest()
     of_no_weight = ("out", "cache_dir", "max_memory", "checkpoint_steps", "export", "validate")
-    assert same == (name in of_no_weight)
+    assert same == (name in (*of_no_weight, "workers", "max_restarts", "worker_timeout"))
 
 
 def test_a_recipe_does_not_change() -> None:
@@ -202,12 +208,15 @@ WRONG: list[tuple[str, Any, str]] = [
     *(("modules", value, "count or cut points") for value in ("0", "-1", "two", "", "3,x", "1.5")),
     *(("steps", value, "whole number") for value in ("many", 1.5, True, [5], float("inf"), float("nan"))),
     *((name, 0, "at least 1") for name in ("steps", "calib_size", "batch_size", "init_batches")),
+    *((name, 0, "at least 1") for name in ("staleness", "worker_timeout")),
     *((name, -1, "0 or more") for name in ("seed", "checkpoint_steps", "threads", "eval_size")),
+    *((name, -1, "0 or more") for name in ("workers", "max_restarts")),
+    *(("teacher_forcing", value, "between 0 and 1") for value in (-0.1, 1.5, float("nan"))),
     ("max_length", 2, "at least 3"),
     *(("lr", value, "between 0 and 1") for value in (0, -1e-4, 1, float("nan"))),
     ("step_lr", 1.5, "between 0 and 1"),
     ("lr", "fast", "a number"),
-    ("method", "mrem-x", "mrem-s, rem, ptq"),
+    ("method", "mrem-x", "mrem-s, mrem-p, rem, ptq"),
     ("curvature", "hessian", "identity, adam"),
     ("weight_quantizer", "gptq", "twn, laq"),
     ("per_channel", "yes", "true or false"),
@@ -264,4 +273,4 @@ def test_yaml_runs_no_code(tmp_path: Path) -> None:
 
 
 def test_every_method_is_one_that_the_pipeline_has() -> None:
-    assert config.METHODS == ("mrem-s", "rem", "ptq")
+    assert config.METHODS == ("mrem-s", "mrem-p", "rem", "ptq")

@@ -339,3 +339,35 @@ def test_numpy_numbers_are_numbers(tmp_path: Path) -> None:
     assert page.row("dev")[3:] == ["90.0 ± 1.0", "−2.0 ± 1.3", "900"]
     assert page.row("Total time")[1] == "5.0 min"
     assert front_matter(tmp_path)["model-index"][0]["results"][0]["metrics"][0]["value"] == 90.0
+
+
+# -- modules trained at the same time ----------------------------------------------------------------------
+
+PARALLEL = {
+    "staleness": 4,
+    "teacher_forcing_steps": 8.0,
+    "ages": {"module 2/3": [[0, 5], [1, 3], [3, 2]], "module 3/3": [[0, 2], [2, 8]]},
+}
+
+
+def test_teacher_forcing_is_shaded_and_ages_are_drawn() -> None:
+    plots = {p.name: p for p in draw_plots(CURVES, {}, {}, trained=True, parallel=PARALLEL)}
+    assert list(plots) == ["loss", "ages"]
+    assert "Shaded: the 8 steps" in plots["loss"].caption
+    assert "module 3/3" in plots["ages"].svg
+    plain = draw_plots(CURVES, {}, {}, trained=True, parallel={"teacher_forcing_steps": 0, "ages": {}})
+    assert [p.name for p in plain] == ["loss"]
+    assert "Shaded" not in plain[0].caption
+
+
+def test_the_workers_table_tells_where_the_time_went(tmp_path: Path) -> None:
+    given = metrics()
+    seconds = {"computing": 95.0, "receiving": 2.0, "waiting": 0.5, "whole": 100.0}
+    given["cost"]["workers"] = [
+        {"name": f"worker {rank}", "peak_memory_mb": 2048.0, "modules": [rank + 1], "seconds": seconds,
+         "queue_mb": 200.0 * rank}
+        for rank in range(2)
+    ]  # fmt: skip
+    page = write(tmp_path, given)
+    assert ["worker 0", "1", "1.7 min", "95%", "2%", "< 1%", "none"] in page.rows
+    assert ["worker 1", "2", "1.7 min", "95%", "2%", "< 1%", "200 MB"] in page.rows

@@ -72,6 +72,13 @@ class CheckpointStore:
         with _whole(path), safe_open(path, framework="pt") as file:
             return json.loads(file.metadata()["notes"])
 
+    def names(self, pattern: str) -> list[str]:
+        """The checkpoints whose name matches, `*` for any characters."""
+        return sorted(path.stem for path in self.folder.glob(f"{pattern}.safetensors"))
+
+    def discard(self, name: str) -> None:
+        (self.folder / f"{name}.safetensors").unlink(missing_ok=True)
+
     def _seconds(self) -> float:
         return self.earlier_seconds + time.perf_counter() - self._opened
 

@@ -134,6 +134,13 @@ class LocalOptimizer:
             optimizer.load_state_dict(state)
 
 
+def forced(clean: torch.Tensor | None, noisy: torch.Tensor | None, forcing: float) -> torch.Tensor | None:
+    """λ·clean + (1−λ)·noisy, the quantized module's input (paper, equation 4)."""
+    if clean is None or noisy is None or forcing <= 0.0:
+        return noisy
+    return torch.lerp(noisy, clean, forcing)
+
+
 @dataclass
 class StepResult:
     loss: float
@@ -160,9 +167,19 @@ class ModuleTrainer:
         reads the token ids of `batch` instead, and ignores both."""
         with torch.no_grad():
             target = self.teacher(clean, batch)
-        if noisy is not None and clean is not None and forcing > 0.0:
-            noisy = torch.lerp(noisy, clean, forcing)
-        output = self.student(noisy, batch)
+        output = self.student(forced(clean, noisy, forcing), batch)
         loss = torch.stack(reconstruction_terms(output, target, batch["attention_mask"])).sum()
         self.optimizer.update(loss, step)
         return StepResult(finite(loss, step), target.hidden[-1], output.hidden[-1].detach())
+
+    @torch.no_grad()
+    def outputs(
+        self,
+        batch: dict[str, torch.Tensor],
+        clean: torch.Tensor | None,
+        noisy: torch.Tensor | None,
+        forcing: float = 0.0,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The full-precision and the quantized output on the same inputs, without an update."""
+        target = self.teacher(clean, batch)
+        return target.hidden[-1], self.student(forced(clean, noisy, forcing), batch).hidden[-1]

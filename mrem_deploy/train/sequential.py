@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,17 @@ class CacheSettings:
 
 @dataclass
 class TrainLog:
-    """What the report shows: loss curves by module (or matrix product) and seconds by stage."""
+    """What the report shows: loss curves by module (or matrix product) and seconds by stage.
+
+    The rest is for modules trained in parallel: what every worker reports, by rank; by module, how
+    often entries of each age were used; and the step at which teacher forcing ended.
+    """
 
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    workers: list[dict[str, Any]] = field(default_factory=list)
+    ages: dict[str, Counter[int]] = field(default_factory=dict)
+    forcing_steps: float = 0.0
 
 
 class Streams:

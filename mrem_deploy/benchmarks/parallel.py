@@ -1,0 +1,268 @@
+"""MREM-P against MREM-S: speed, where the workers' time goes, and what a slow worker costs the others.
+
+The runs take turns: MREM-S with one thread, MREM-P with one thread for each worker, MREM-S with as
+many threads as MREM-P has workers. Then one worker is slowed down by a delay in every step, in MREM-P
+and in lock-step, where modules wait for each other as in a synchronous pipeline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from mrem_deploy.benchmarks import options as opt
+from mrem_deploy.benchmarks.geometry import Geometry, parse_geometry
+from mrem_deploy.benchmarks.output import Result, table
+from mrem_deploy.benchmarks.parallel_job import Job, run_job
+from mrem_deploy.errors import UserError
+from mrem_deploy.progress import say
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EXAMPLES = """\
+examples:
+  python -m mrem_deploy.benchmark parallel --quick
+  python -m mrem_deploy.benchmark parallel --modules 2 --steps 40 --rounds 3 --out results
+      BERT-base geometry, random weights
+  python -m mrem_deploy.benchmark parallel --model my-bert-mnli --modules 2 --out results
+      a checkpoint of your own in place of random weights
+"""
+DEFAULTS = {
+    "geometry": opt.Default(parse_geometry("bert-base"), parse_geometry("minilm-l6")),
+    "batch_size": opt.Default(16, 4),
+    "length": opt.Default(128, 64),
+    "modules": opt.Default(2, 2),
+    "steps": opt.Default(30, 12),
+    "rounds": opt.Default(3, 1),
+    "bits": opt.Default("4-4-8", "4-4-8"),
+    "staleness": opt.Default(8, 4),
+    "calib_size": opt.Default(0, 0),
+    "straggler": opt.Default(1, 1),
+    "slower": opt.Default(3, 3),
+}
+# A full run caches 4,096 sentences for 2,000 steps of 32: a short one keeps that share of its work.
+CACHED_PER_TRAINED = 4096 / (2000 * 32)
+AIM = 1.8  # times the speed of MREM-S with two workers
+S_ONE, P, S_MANY = "mrem-s, 1 thread", "mrem-p", "mrem-s, {} threads"
+SLOW, SLOW_LOCKSTEP = "mrem-p, one slowed", "lock-step, one slowed"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    def add(flag: str, least: int, help: str) -> None:
+        opt.add_option(parser, flag, opt.whole(flag, least), help, DEFAULTS)
+
+    parser.add_argument("--model", metavar="DIR", help="a checkpoint in place of --geometry, random weights")
+    add("--modules", 2, "modules, and workers with one thread each")
+    add("--steps", 2, "training steps per module")
+    add("--rounds", 1, "times that the runs without a straggler are repeated, in turn")
+    add("--staleness", 1, "entries of the queues")
+    add("--calib-size", 0, "sentences that MREM-S caches; 0: the share of a full run")
+    add("--straggler", 0, "module that is slowed down, from 1; 0: leave that part out")
+    add("--slower", 2, "times slower")
+    opt.add_option(parser, "--bits", opt.bits, "W-E-A", DEFAULTS)
+    opt.add_shared(parser, DEFAULTS)
+
+
+def run(options: argparse.Namespace) -> Result:
+    opt.fill_in(options, DEFAULTS)
+    _check(options)
+    base = _job(options)
+    jobs = {
+        S_ONE: replace(base, method="mrem-s", workers=1),
+        P: base,
+        S_MANY.format(options.modules): replace(base, method="mrem-s", workers=1, threads=options.modules),
+    }
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
+    for number in range(options.rounds):
+        for name, job in jobs.items():
+            say(f"round {number + 1} of {options.rounds}: {name}")
+            runs[name].append(run_job(job))
+    if options.straggler:
+        slowed = replace(base, slowdown={options.straggler - 1: float(options.slower)})
+        for name, job in ((SLOW, slowed), (SLOW_LOCKSTEP, replace(slowed, lockstep=True))):
+            say(name)
+            runs[name] = [run_job(job)]
+    rows = [summarise(name, done, runs[S_ONE], options.steps) for name, done in runs.items()]
+    return Result(
+        "parallel",
+        opt.as_settings(options) | {"calib_size": base.calib_size, "aim": AIM},
+        rows,
+        "\n\n".join(filter(None, (_speed_table(rows), _worker_table(rows), _straggler_table(rows, options)))),
+        _summary(rows, options, base),
+        lambda: _draw(rows, options),
+    )
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.model is not None:
+        options.geometry = geometry_of(options.model)
+    if options.modules > options.geometry.layers:
+        raise UserError(
+            f"the model has {options.geometry.layers} blocks; --modules {options.modules} are too many",
+            f"use --modules {options.geometry.layers} or fewer",
+        )
+    if options.straggler > options.modules:
+        raise UserError(
+            f"--straggler must be 1 to {options.modules}, or 0 for none; got {options.straggler}",
+            "name one of the modules",
+        )
+
+
+def geometry_of(model: str) -> Geometry:
+    """The shape of a checkpoint, for tokens within its vocabulary."""
+    from mrem_deploy.loading import load_model
+
+    config = load_model(model, "sequence-classification")[0].config
+    return Geometry(
+        config.hidden_size,
+        config.num_hidden_layers,
+        config.num_attention_heads,
+        config.intermediate_size,
+        config.vocab_size,
+    )
+
+
+def _job(options: argparse.Namespace) -> Job:
+    cached = round(options.steps * options.batch_size * CACHED_PER_TRAINED)
+    return Job(
+        "mrem-p",
+        options.geometry,
+        options.model,
+        options.modules,
+        options.modules,
+        1,
+        options.bits,
+        options.batch_size,
+        options.length,
+        options.steps,
+        options.calib_size or max(options.batch_size, cached),
+        options.staleness,
+        options.seed,
+    )
+
+
+def summarise(
+    name: str, runs: list[dict[str, Any]], base: list[dict[str, Any]], steps: int
+) -> dict[str, Any]:
+    """Medians over the rounds; a speed-up is that of neighbours in time."""
+    row: dict[str, Any] = {
+        "run": name,
+        "seconds": statistics.median(run["seconds"] for run in runs),
+        "rounds": [run["seconds"] for run in runs],
+        "speed_up": None,
+        "workers": [],
+        "step_seconds": {},
+    }
+    if len(runs) == len(base):
+        row["speed_up"] = statistics.median(
+            b["seconds"] / r["seconds"] for b, r in zip(base, runs, strict=True)
+        )
+    for rank in range(len(runs[0]["workers"])):
+        reports = [run["workers"][rank] for run in runs]
+        shares = {
+            part: statistics.median(
+                report["seconds"][part] / max(report["seconds"]["whole"], 1e-9) for report in reports
+            )
+            for part in ("computing", "receiving", "waiting")
+        }
+        moved = statistics.median(
+            report["transfer_seconds"] / max(report["seconds"]["whole"], 1e-9) for report in reports
+        )
+        modules = reports[0]["modules"]
+        row["workers"].append(
+            {"modules": modules, **shares, "transfer": moved, "dropped": reports[0]["dropped"]}
+        )
+        for module in modules:
+            key = str(module - 1)
+            row["step_seconds"][str(module)] = statistics.median(
+                report["training_seconds"][key] / steps for report in reports
+            )
+    return row
+
+
+def _speed_table(rows: list[dict[str, Any]]) -> str:
+    cells = [
+        [
+            row["run"],
+            f"{row['seconds']:.1f}",
+            f"{min(row['rounds']):.1f} – {max(row['rounds']):.1f}",
+            f"{row['speed_up']:.2f}×",
+        ]
+        for row in rows
+        if row["speed_up"] is not None
+    ]
+    return table(["run", "seconds", "lowest – highest", f"against {S_ONE}"], cells)
+
+
+def _worker_table(rows: list[dict[str, Any]]) -> str:
+    head = ["run", "worker", "modules", "computing", "receiving", "waiting", "moving, beside", "dropped"]
+    cells = [
+        [
+            row["run"],
+            str(rank),
+            ", ".join(map(str, worker["modules"])),
+            *(f"{worker[part]:.1%}" for part in ("computing", "receiving", "waiting", "transfer")),
+            str(worker["dropped"]),
+        ]
+        for row in rows
+        for rank, worker in enumerate(row["workers"])
+    ]
+    return table(head, cells)
+
+
+def _straggler_table(rows: list[dict[str, Any]], options: argparse.Namespace) -> str:
+    by_name = {row["run"]: row["step_seconds"] for row in rows}
+    if SLOW not in by_name:
+        return ""
+    cells = []
+    for module, alone in by_name[P].items():
+        name = f"{module} ({options.slower}× slower)" if module == str(options.straggler) else module
+        beside = [by_name[run][module] for run in (SLOW, SLOW_LOCKSTEP)]
+        cells.append([name, f"{alone:.3f}", *(f"{s:.3f} ({s / alone - 1:+.0%})" for s in beside)])
+    return table(["module", "s per step", f"s per step, {SLOW}", f"s per step, {SLOW_LOCKSTEP}"], cells)
+
+
+def _summary(rows: list[dict[str, Any]], options: argparse.Namespace, job: Job) -> str:
+    by_name = {row["run"]: row for row in rows}
+    waiting = max(worker["waiting"] for worker in by_name[P]["workers"])
+    model = options.model or f"{options.geometry}, random weights"
+    lines = [
+        f"{model}, {options.bits}, batch {options.batch_size} × {options.length} tokens, "
+        f"{options.steps} steps per module, {job.calib_size} sentences cached by mrem-s, "
+        f"queues of {options.staleness}; medians of {options.rounds} rounds.",
+        f"mrem-p on {options.modules} workers: {by_name[P]['speed_up']:.2f}× mrem-s on one thread; the "
+        f"workers waited {waiting:.1%} of the time after priming at most.",
+    ]
+    if options.modules == 2:
+        lines.append(f"The aim for two workers is {AIM}×.")
+    return "\n".join(lines)
+
+
+def _draw(rows: list[dict[str, Any]], options: argparse.Namespace) -> Figure:
+    from mrem_deploy.plots import BLUE, ORANGE, SKY, new_figure
+
+    figure, (left, right) = new_figure(3.4, columns=2)
+    timed = [row for row in rows if row["speed_up"] is not None]
+    bars = left.barh(
+        range(len(timed)), [row["speed_up"] for row in timed], color=[SKY, BLUE, SKY], height=0.6
+    )
+    left.bar_label(bars, [f"{row['speed_up']:.2f}×" for row in timed], padding=4)
+    left.set_yticks(range(len(timed)), [row["run"] for row in timed])
+    left.invert_yaxis()
+    left.margins(x=0.18)
+    left.grid(visible=False, axis="y")
+    left.set(xlabel=f"speed, {S_ONE} = 1", title="Speed")
+    by_name = {row["run"]: row["step_seconds"] for row in rows}
+    runs = [name for name in (P, SLOW, SLOW_LOCKSTEP) if name in by_name]
+    for index, (name, colour) in enumerate(zip(runs, (BLUE, SKY, ORANGE), strict=False)):
+        at = [int(module) + (index - (len(runs) - 1) / 2) * 0.27 for module in by_name[name]]
+        right.bar(at, list(by_name[name].values()), 0.25, color=colour, label=name)
+    right.set_xticks([int(module) for module in by_name[P]], list(by_name[P]))
+    right.grid(visible=False, axis="x")
+    right.margins(y=0.3)
+    right.set(xlabel="module", ylabel="seconds per step", title="Beside a slow worker")
+    right.legend(loc="upper left", fontsize=8)
+    return figure

@@ -1,0 +1,98 @@
+"""One training run of the parallel benchmark, in processes of its own.
+
+The clock runs from the moment when all workers have their models to the moment when rank 0 has all
+trained modules: caching (MREM-S) and priming, connecting and gathering (MREM-P) are counted; starting
+Python, loading and initialising are not, because they are the same for both.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mrem_deploy.benchmarks.geometry import Geometry, random_model, random_tokens
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the processes of one run are told."""
+
+    method: str
+    geometry: Geometry
+    model: str | None  # a checkpoint in place of random weights
+    modules: int
+    workers: int
+    threads: int  # of each worker
+    bits: str
+    batch_size: int
+    length: int
+    steps: int
+    calib_size: int
+    staleness: int
+    seed: int
+    lockstep: bool = False
+    slowdown: dict[int, float] = field(default_factory=dict)  # module, from 0 -> times slower
+
+
+def run_job(job: Job) -> dict[str, Any]:
+    """In `job.workers` new processes; no process of one run has memory or threads of another."""
+    from mrem_deploy.train.launch import launch
+
+    return launch(measure, (job,), job.workers, max_restarts=0)
+
+
+def measure(job: Job) -> dict[str, Any]:
+    """In each of the processes: train all modules and report where the time went."""
+    import torch
+
+    from mrem_deploy.config import Recipe
+    from mrem_deploy.memory import keep_large_blocks
+    from mrem_deploy.partition import module_cuts
+    from mrem_deploy.pipeline import make_student
+    from mrem_deploy.train.launch import crew_of
+    from mrem_deploy.train.mrem import TrainSettings
+    from mrem_deploy.train.parallel import ParallelSettings, train_parallel
+    from mrem_deploy.train.sequential import CacheSettings, train_sequential
+
+    with crew_of(HOUR) as crew:
+        torch.set_num_threads(job.threads)
+        keep_large_blocks()  # as a real run does
+        recipe = Recipe(bits=job.bits, batch_size=job.batch_size, seed=job.seed, init_batches=1)
+        settings = TrainSettings(job.steps, recipe.lr, recipe.step_lr, job.batch_size, job.seed)
+        teacher = _model(job).requires_grad_(False)
+        geometry = job.geometry
+        calibration = random_tokens(geometry, job.calib_size, job.length, job.seed)
+        student = make_student(teacher, recipe, calibration)
+        cuts = module_cuts(teacher, job.modules)
+        crew.exchange("the start of the clock")
+        started = time.perf_counter()
+        if job.method == "mrem-s":
+            log = train_sequential(teacher, student, cuts, calibration, settings, CacheSettings(float("inf")))
+        else:
+            parallel = ParallelSettings(job.staleness, lockstep=job.lockstep, slowdown=job.slowdown)
+            log = train_parallel(crew, teacher, student, cuts, calibration, settings, parallel)
+        seconds = time.perf_counter() - started
+        losses = [curve[-1][1] for curve in log.curves.values()]
+        if len(losses) != job.modules or not np.isfinite(losses).all():
+            raise AssertionError(f"training did not work: the losses are {losses}")
+        return {
+            "seconds": seconds,
+            "stages": log.seconds,
+            "workers": log.workers,
+            "ages": {name: sorted(counted.items()) for name, counted in log.ages.items()},
+            "losses": losses,
+            "cuts": cuts,
+        }
+
+
+def _model(job: Job) -> Any:
+    if job.model is None:
+        return random_model(job.geometry, job.seed)
+    from mrem_deploy.loading import load_model
+
+    return load_model(job.model, "sequence-classification")[0]
