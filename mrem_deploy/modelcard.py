@@ -196,8 +196,8 @@ def _onnx_use(onnx: Mapping[str, Any]) -> list[str]:
     if not onnx.get("file"):
         return []
     return [
-        f"In plain onnxruntime, without torch and without this package, `{md(str(onnx['file']))}` "
-        f"({mb(onnx.get('size_mb'))}) gives the same outputs:",
+        f"`{md(str(onnx['file']))}` ({mb(onnx.get('size_mb'))}) runs in plain onnxruntime, without torch and "
+        "without this package:",
         f"```python\n{ONNX_USE.replace('FILE', str(onnx['file']))}```",
     ]
 
