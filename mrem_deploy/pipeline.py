@@ -64,11 +64,8 @@ def quantize(recipe: Recipe, resume: bool = False) -> Path:
     if launch.is_worker():
         check_workers(recipe, int(os.environ["WORLD_SIZE"]))
     elif recipe.method == "mrem-p":
-        modules = module_count(recipe.modules)
-        workers = min(modules, recipe.workers or launch.devices(device))
+        workers = min(module_count(recipe.modules), recipe.workers or launch.devices(device))
         if workers > 1:
-            if workers < modules:
-                say(f"{modules} modules on {workers} workers: each steps several in turn")
             return launch.launch(walk, (recipe, out, resume), workers, recipe.max_restarts)
     return walk(recipe, out, resume)
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from tiny_job import job_in, save_model, workshop_in
@@ -84,6 +89,27 @@ def test_ranks_are_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen == [3]
     with pytest.raises(UserError, match="8 workers were started for 4 GPUs"):
         launch.device_of(gpu, Crew(0, 8, 0, 8))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process of this")
+def test_workers_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parent
+    path = os.pathsep.join(filter(None, [str(root.parent), os.environ.get("PYTHONPATH", "")]))
+    launcher = subprocess.Popen(
+        [sys.executable, str(root / "sleepy_job.py"), str(tmp_path)], env={**os.environ, "PYTHONPATH": path}
+    )
+    deadline = time.monotonic() + 600
+    while len(list(tmp_path.glob("*.pid"))) < 2:
+        assert launcher.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    workers = [psutil.Process(int(path.stem)) for path in tmp_path.glob("*.pid")]
+    launcher.kill()
+    launcher.wait()
+    _, alive = psutil.wait_procs(workers, timeout=120)
+    for process in alive:
+        process.kill()
+    assert alive == []
 
 
 def test_the_display_tells_loss_forcing_and_age() -> None:

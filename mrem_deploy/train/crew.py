@@ -132,6 +132,9 @@ def join(timeout: float) -> Crew:
         if rank == 0:
             problem = f"not all of {world} workers came to {where} within {timeout:g} s: {said}"
         raise UserError(problem, "start all workers, and check MASTER_ADDR and MASTER_PORT") from error
+    # The launcher's store outlives a restart: addresses of dead workers must not be found in it.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"mrem/attempt {attempt}", store)  # type: ignore[attr-defined]
     crew = Crew(
         rank,
         world,

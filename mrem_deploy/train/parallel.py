@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from mrem_deploy.batching import Encoded
 from mrem_deploy.models import carve
+from mrem_deploy.progress import say
 from mrem_deploy.train.checkpoint import CheckpointStore
 from mrem_deploy.train.crew import Crew, modules_of, owner_of
 from mrem_deploy.train.edge import ConnectionLost, EdgeReceiver, EdgeSender, LocalOutlet, Wire
@@ -65,6 +66,8 @@ def train_parallel(
     """Train this worker's modules; on rank 0 `student` is the whole trained model afterwards."""
     started = time.perf_counter()
     parts = carve(teacher, cuts), carve(student, cuts)
+    if 1 < crew.world < len(parts[0]):
+        say(f"{len(parts[0])} modules on {crew.world} workers: {_shares(crew.world, len(parts[0]))}")
     held = HeldParts(crew, parts)
     held.release()
     mail = threading.Condition()
@@ -100,6 +103,11 @@ def train_parallel(
     held.collect()
     log.seconds["train all modules"] = time.perf_counter() - started
     return log
+
+
+def _shares(world: int, modules: int) -> str:
+    owned = [[str(index + 1) for index in modules_of(rank, world, modules)] for rank in range(world)]
+    return "; ".join(f"worker {rank} steps {', '.join(names)} in turn" for rank, names in enumerate(owned))
 
 
 class Rank:
