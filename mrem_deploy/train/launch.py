@@ -122,9 +122,7 @@ def _explain(failed: Any) -> str:
     if isinstance(message, dict):
         message = message.get("extraInfo", {}).get("py_callstack") or message.get("message")
     if failure.exitcode < 0:
-        message = (
-            f"it was ended from outside by {failure.signal_name()}; if that was not you, by want of memory"
-        )
+        message = f"{failure.signal_name()} ended it from outside; if that was not you, memory ran out"
     return f"worker {rank} failed: {message}"
 
 
@@ -199,5 +197,5 @@ def _own_signals() -> Iterator[None]:
 def _quiet_elastic() -> None:
     """What happened to a worker is told once, by the command, not by each part of the launcher."""
     for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):
+        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
             logging.getLogger(name).setLevel(logging.CRITICAL)
