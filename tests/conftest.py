@@ -10,8 +10,9 @@ import pytest
 # Here and not in a fixture: test modules import torch and transformers while they are collected.
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test must not depend on the network
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # see the Makefile
-THREADS = str(min(2, os.cpu_count() or 1))
-os.environ.setdefault("OMP_NUM_THREADS", THREADS)  # torch's threads; sums depend on their number
+# One thread: sums depend on their number, tiny models gain nothing by a second one, and on a busy machine
+# threads that wait for each other make everything many times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 ROOT = Path(__file__).resolve().parent.parent
