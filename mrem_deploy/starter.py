@@ -89,7 +89,7 @@ TRAIN_SHARE = 0.8
 # scored here: the whole split is when the model is quantized.
 FINETUNING = FinetuneSettings(model="", task="text-classification", data="", out="", epochs=1, eval_size=500)
 # What differs from the defaults of `quantize`: few steps, so that all is done in minutes on two cores.
-QUANTIZATION: dict[str, Any] = {"bits": "4-4-8", "steps": 60, "calib_size": 1024, "out": "mrem-demo"}
+QUANTIZATION: dict[str, Any] = {"bits": "4-4-8", "steps": 100, "calib_size": 1024, "out": "mrem-demo"}
 
 
 def starter_options() -> dict[str, Any]:
