@@ -10,7 +10,7 @@ any result is right. By UINT8 matrices it is exact and as fast. Codes of 4 bits 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -41,6 +41,16 @@ class Profile:
     zero_points: bool = True  # 8-bit codes in UINT8; False: in INT8 with zero point 0 only
 
 
+INT8 = Profile(
+    name="int8",
+    file="model_int8.onnx",
+    audience="the CUDA provider, OpenVINO and old runtimes: every weight in INT8, an old opset",
+    opset=18,
+    oldest_runtime="1.14.0",
+    packed=False,
+    merge_qkv=True,
+    lookup_codes=True,
+)
 PROFILES = {
     profile.name: profile
     for profile in (
@@ -63,25 +73,12 @@ PROFILES = {
             oldest_runtime="1.20.0",
             two_bit_types=False,
         ),
-        Profile(
-            name="int8",
-            file="model_int8.onnx",
-            audience="the CUDA provider, OpenVINO and old runtimes: every weight in INT8, an old opset",
-            opset=18,
-            oldest_runtime="1.14.0",
-            packed=False,
-            merge_qkv=True,
-            lookup_codes=True,
-        ),
-        Profile(
+        INT8,
+        replace(
+            INT8,
             name="tensorrt",
             file="model_tensorrt.onnx",
             audience="TensorRT: as int8, with zero points of 0 only",
-            opset=18,
-            oldest_runtime="1.14.0",
-            packed=False,
-            merge_qkv=True,
-            lookup_codes=True,
             zero_points=False,
         ),
     )

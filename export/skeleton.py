@@ -16,12 +16,6 @@ lowest opset that a profile asks for: none of its operators changed its meaning 
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import io
-import logging
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import onnx_ir as ir
@@ -32,9 +26,9 @@ from transformers.activations import GELUActivation
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, eager_mask
 
 from mrem_deploy.freeze import FrozenModel, shell
-from mrem_deploy.loading import longest_input
-from mrem_deploy.models import Anatomy, model_outputs
+from mrem_deploy.models import Anatomy
 from mrem_deploy.qlayers import replace_module
+from mrem_deploy.tracing import traced
 
 DOMAIN = "mrem"
 OPSET = 18
@@ -45,7 +39,6 @@ OUTPUTS = {
     "question-answering": ("start_logits", "end_logits"),
     "feature-extraction": ("last_hidden_state",),
 }
-EXAMPLE = (2, 7)  # batch and sequence of the traced example; sizes of 0 and 1 would be taken as constants
 
 
 def _marker(op: str, inputs: tuple[torch.Tensor, ...], shape: Any, name: str, **more: float) -> torch.Tensor:
@@ -115,22 +108,7 @@ def trace(frozen: FrozenModel) -> tuple[ir.Model, Anatomy]:
     model, found = shell(frozen, ATTENTION)
     model.float()
     _place_markers(model, found)
-    names = _input_names(model)
-    batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence", max=longest_input(model))
-    example = tuple(torch.full(EXAMPLE, 1 if name == "attention_mask" else 0) for name in names)
-    with _quiet():
-        program = torch.onnx.export(
-            _Outputs(model, names),
-            example,
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=list(names),
-            output_names=list(OUTPUTS[frozen.head]),
-            dynamic_shapes=tuple({0: batch, 1: sequence} for _ in names),
-            verbose=False,
-        )
-    assert program is not None
-    return program.model, found
+    return traced(model, OUTPUTS[frozen.head], OPSET).model, found
 
 
 def _place_markers(model: PreTrainedModel, found: Anatomy) -> None:
@@ -161,43 +139,3 @@ def _place_markers(model: PreTrainedModel, found: Anatomy) -> None:
     model.get_submodule(found.blocks[0]).register_forward_pre_hook(enter, with_kwargs=True)
     for index, name in enumerate(found.blocks):
         model.get_submodule(name).register_forward_hook(leave(index + 1))
-
-
-class _Outputs(nn.Module):
-    """The model with plain tensors in and out, by position."""
-
-    def __init__(self, model: PreTrainedModel, names: tuple[str, ...]) -> None:
-        super().__init__()
-        self.model, self.names = model, names
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        token_type_ids: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, ...]:
-        given = (input_ids, attention_mask, token_type_ids)
-        return tuple(model_outputs(self.model(**dict(zip(self.names, given, strict=False)))))
-
-
-def _input_names(model: PreTrainedModel) -> tuple[str, ...]:
-    """In the order of Hugging Face's own ONNX files."""
-    takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
-    several = getattr(model.config, "type_vocab_size", 0) > 1
-    return ("input_ids", "attention_mask", *(["token_type_ids"] if takes_types and several else []))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The exporter tells of its steps, of axes with equal names and of packages it does without."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)

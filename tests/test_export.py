@@ -132,6 +132,8 @@ def test_integers_and_outputs_are_those_of_torch(profile: str, kind: str, bits: 
     assert np.mean(off == 0) >= 0.999
     # Deeper, a tie that fell on the other side changes all that follows; without one nothing differs.
     same = all(np.array_equal(signed[step], expected[step]) for step in names)
+    everywhere = np.concatenate([(signed[step] == expected[step]).ravel() for step in names])
+    assert np.mean(everywhere) >= 0.97
     for name, reference in zip(_outputs(model), torch_outputs(frozen, batch), strict=True):
         np.testing.assert_allclose(came[name], reference, **(CLOSE if same else {"atol": 0.3}))
 

@@ -237,3 +237,17 @@ def test_no_source_reads_or_writes_pickles() -> None:
         if (uses := pickle_uses(file.read_text("utf-8")))
     }
     assert found == {}
+
+
+LARGEST_TRACKED = 512 * 1024  # bytes; the largest is a plot of the documentation
+
+
+def test_the_repository_holds_no_models_or_data() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout: nothing is tracked")
+    files = [ROOT / name for name in listed.stdout.split("\0") if name]
+    assert len(files) > 100
+    present = [file for file in files if file.is_file()]
+    assert [str(f.relative_to(ROOT)) for f in present if f.stat().st_size > LARGEST_TRACKED] == []
+    assert [f.name for f in present if f.suffix in (".onnx", ".data", ".safetensors", ".bin", ".pt")] == []

@@ -85,7 +85,7 @@ def cpu_lineup(
 ) -> list[Contender]:
     """Full precision first, then its quantized rivals, then ours."""
     say("making the rivals: torch.onnx.export")
-    fp32 = rivals.export_fp32(subject.model, subject.tokens, work / "fp32.onnx")
+    fp32 = rivals.export_fp32(subject.model, work / "fp32.onnx")
     lineup = [Contender("ORT fp32", fp32)]
     for name, per_channel in (("quantize_dynamic", False), ("quantize_dynamic, per channel", True)):
         say(f"making the rivals: {name}")

@@ -13,53 +13,27 @@ in full precision would be an easy one.
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import nn
 
 from mrem_deploy.errors import UserError
-from mrem_deploy.loading import longest_input
-from mrem_deploy.models import model_outputs
+from mrem_deploy.tracing import INPUTS, quiet_tools, traced
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from mrem_deploy.batching import Encoded
 
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")  # in Hugging Face's order
 CALIBRATION_BATCH = 4
 LARGEST_FILE = 2**31  # bytes of one protobuf
 FLOAT_PRODUCTS = ("MatMul", "Gemm")
 
 
-class _Answers(nn.Module):
-    """The model with a plain signature and only the tensors that a user reads."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        token_type_ids: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, ...]:
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-        if token_type_ids is not None:
-            inputs["token_type_ids"] = token_type_ids
-        return tuple(model_outputs(self.model(**inputs)))
-
-
-def export_fp32(model: PreTrainedModel, tokens: Encoded, path: Path) -> Path:
+def export_fp32(model: PreTrainedModel, path: Path) -> Path:
     """The model as onnxruntime users export it."""
     size = sum(value.numel() * value.element_size() for value in model.parameters())
     if size >= LARGEST_FILE:
@@ -69,28 +43,9 @@ def export_fp32(model: PreTrainedModel, tokens: Encoded, path: Path) -> Path:
         )
     # Both forms of attention run equally fast in onnxruntime; this one has fewer nodes to be quantized.
     model.set_attn_implementation("eager")
-    example = tokens.batch(np.arange(min(2, len(tokens))))
-    inputs = {name: example[name] for name in INPUTS if name in example}
-    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", max=longest_input(model))}
-    with _quiet(), torch.no_grad():
-        torch.onnx.export(
-            _Answers(model).eval(),
-            (),
-            path,
-            kwargs=inputs,
-            input_names=list(inputs),
-            dynamic_shapes={**dict.fromkeys(inputs, dims), **_absent(inputs)},
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
+    traced(model).save(path, external_data=False)
     _drop_shapes_of_weights(path)
     return path
-
-
-def _absent(inputs: dict[str, torch.Tensor]) -> dict[str, None]:
-    """torch wants a word about every argument, also about one that is not given."""
-    return {} if "token_type_ids" in inputs else {"token_type_ids": None}
 
 
 def _drop_shapes_of_weights(path: Path) -> None:
@@ -109,7 +64,7 @@ def _drop_shapes_of_weights(path: Path) -> None:
 def quantize_dynamically(fp32: Path, path: Path, per_channel: bool) -> Path:
     from onnxruntime.quantization import quantize_dynamic
 
-    with _quiet():
+    with quiet_tools():
         quantize_dynamic(fp32, path, per_channel=per_channel)
     _check_nodes(path, "quantize_dynamic", "MatMulInteger")
     return path
@@ -127,7 +82,7 @@ def quantize_statically(fp32: Path, path: Path, tokens: Encoded, unsigned: bool 
             return next(self.batches, None)
 
     prepared = path.with_name(f"prepared-{path.name}")
-    with _quiet():
+    with quiet_tools():
         # Its symbolic shape inference does not get through torch's graphs ("Incomplete symbolic shape
         # inference"); the optimization and onnx's own shape inference are done.
         quant_pre_process(fp32, prepared, skip_symbolic_shape=True)
@@ -142,7 +97,7 @@ def convert_to_fp16(fp32: Path, path: Path) -> Path:
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    with _quiet():
+    with quiet_tools():
         half = convert_float_to_float16(onnx.load(fp32), keep_io_types=True)
     onnx.save(half, path)
     weights = {weight.data_type for weight in half.graph.initializer}
@@ -156,7 +111,7 @@ def quantize_by_nncf(fp32: Path, path: Path, tokens: Encoded) -> Path:
     import nncf
     import openvino
 
-    with _quiet():
+    with quiet_tools():
         model = openvino.Core().read_model(fp32)
         batches = list(calibration_batches(tokens))
         quantized = nncf.quantize(
@@ -189,16 +144,3 @@ def _check_nodes(path: Path, maker: str, kind: str) -> None:
     if not kinds[kind]:
         products = ", ".join(f"{kinds[name]} {name}" for name in FLOAT_PRODUCTS)
         raise AssertionError(f"{maker} left no {kind} in its model, but {products}: it quantized nothing")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """These tools log at length about optional parts they do not find; errors still come as exceptions."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

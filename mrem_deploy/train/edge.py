@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -81,7 +82,7 @@ class Wire:
         return cls(sender, receiver, announce, answer, tensors)
 
 
-class _Thread:
+class _Thread(ABC):
     """A thread whose error is kept for the main thread to find."""
 
     def __init__(self, name: str, mail: threading.Condition, device: torch.device) -> None:
@@ -114,8 +115,9 @@ class _Thread:
                 self.error = error
                 self._mail.notify_all()
 
+    @abstractmethod
     def _run(self) -> None:
-        raise NotImplementedError("a direction of an edge says what its thread does")
+        """What the thread of one direction does until the edge is closed."""
 
 
 class EdgeSender(_Thread):
