@@ -100,7 +100,7 @@ def test_latency_writes_its_numbers_and_a_plot(
     fp32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The export of the same model, made once for all tests of this file.
-    monkeypatch.setattr(rivals, "export_fp32", lambda model, tokens, path: Path(shutil.copy(fp32, path)))
+    monkeypatch.setattr(rivals, "export_fp32", lambda model, path: Path(shutil.copy(fp32, path)))
     line = ["latency", "--geometry", TINY, "--bits", "2-2-8", "--shapes", "1x8,2x4", "--rounds", "2"]
     assert cli.run(benchmark.main, [*line, "--warmup", "1", "--loads", "1", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out

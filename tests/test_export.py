@@ -126,7 +126,11 @@ def test_integers_and_outputs_are_those_of_torch(profile: str, kind: str, bits: 
     assert set(names) == set(frozen.steps), "every quantizer stands in the graph"
     first = [step for step in names if ".0." in step]
     assert len(first) >= 6
-    signed = {step: _signed(came[names[step]], frozen, step, profile) for step in names}
+    # The pooler's input has an axis more in the graph than in torch.
+    signed = {
+        step: _signed(came[names[step]], frozen, step, profile).reshape(expected[step].shape)
+        for step in names
+    }
     off = np.concatenate([np.abs(signed[step] - expected[step]).ravel() for step in first])
     assert off.max() <= 1
     assert np.mean(off == 0) >= 0.999
@@ -135,7 +139,7 @@ def test_integers_and_outputs_are_those_of_torch(profile: str, kind: str, bits: 
     everywhere = np.concatenate([(signed[step] == expected[step]).ravel() for step in names])
     assert np.mean(everywhere) >= 0.97
     for name, reference in zip(_outputs(model), torch_outputs(frozen, batch), strict=True):
-        np.testing.assert_allclose(came[name], reference, **(CLOSE if same else {"atol": 0.3}))
+        np.testing.assert_allclose(came[name], reference, **(CLOSE if same else {"atol": 0.1}))
 
 
 def _outputs(model: Any) -> list[str]:
