@@ -1,7 +1,7 @@
 """Fake-quant model → FrozenModel: integers and scales, no nn.Module; and back to a runnable model.
 
-`build(freeze(model))` gives the outputs of `model` bit for bit: the frozen layers dequantize the
-same codes with the same scales and multiply in the same precision.
+`build(freeze(model))` gives the outputs of `model` bit for bit: the frozen layers multiply the same
+integers and scale them once, by the same lines.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import transformers
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from mrem_deploy.kernels.reference_ops import integers, scale_once
 from mrem_deploy.loading import HEADS
 from mrem_deploy.models import Anatomy
 from mrem_deploy.numerics import Grid, dequantize, quantize
@@ -24,6 +25,7 @@ from mrem_deploy.qlayers import (
     Matmul,
     QuantEmbedding,
     QuantLinear,
+    input_step,
     prepare,
     quantize_hidden,
     replace_module,
@@ -110,17 +112,34 @@ class FixedStep(nn.Module):
 
 
 class FrozenLinear(nn.Module):
-    """A linear whose weight is dequantized once, when the model is built."""
+    """A linear that multiplies integers; where weight or input stays full precision, real numbers.
 
-    def __init__(self, weight: torch.Tensor, bias: nn.Parameter | None, step: nn.Module) -> None:
+    `weight` holds the integers (as floating-point numbers) when both operands have them, with `scale`
+    beside it, else the weight's values.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        scale: torch.Tensor | None,
+        bias: nn.Parameter | None,
+        step: nn.Module,
+        shares: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale)
         self.bias = bias
         self.input_quantizer = step
+        self._shares = (shares,)
         self.weight: torch.Tensor
+        self.scale: torch.Tensor | None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(self.input_quantizer(x), self.weight, self.bias)
+        step = input_step(self.input_quantizer, *self._shares)
+        if self.scale is None or step is None:
+            return F.linear(self.input_quantizer(x), self.weight, self.bias)
+        return scale_once(integers(x, *step) @ self.weight.T, step[0], self.scale, self.bias)
 
 
 def shell(frozen: FrozenModel, attention: str = ATTENTION) -> tuple[PreTrainedModel, Anatomy]:
@@ -146,9 +165,17 @@ def build(frozen: FrozenModel) -> PreTrainedModel:
     points = {name: FixedStep(step) for name, step in frozen.steps.items()}
     for name in found.linears:
         linear = model.get_submodule(name)
-        weight = frozen.weights[name].values() if name in frozen.weights else linear.weight.detach()
         step = points.get(f"{name}.input_quantizer", nn.Identity())
-        replace_module(model, name, FrozenLinear(weight, linear.bias, step))
+        shared = points.get(f"{found.shared_inputs.get(name)}.input_quantizer")
+        packed = frozen.weights.get(name)
+        if packed is None:
+            layer = FrozenLinear(linear.weight.detach(), None, linear.bias, step)
+        elif input_step(step, shared) is None:
+            layer = FrozenLinear(packed.values(), None, linear.bias, step)
+        else:
+            codes = packed.codes.to(packed.scale.dtype)
+            layer = FrozenLinear(codes, packed.scale, linear.bias, step, shared)
+        replace_module(model, name, layer)
     if found.word_embedding in frozen.weights:
         embedding = model.get_submodule(found.word_embedding)
         embedding.weight = nn.Parameter(frozen.weights[found.word_embedding].values(), requires_grad=False)

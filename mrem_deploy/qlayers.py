@@ -23,8 +23,9 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
+from mrem_deploy.kernels import fake_quant_linear, fake_quant_matmul
 from mrem_deploy.models import Anatomy, anatomy
-from mrem_deploy.numerics import FULL_PRECISION
+from mrem_deploy.numerics import FULL_PRECISION, Grid
 from mrem_deploy.quantizers import LearnedStep, make_weight_quantizer
 
 ATTENTION = "mrem"
@@ -48,19 +49,42 @@ class QuantSpec:
 
 
 class QuantLinear(nn.Module):
-    """Y = Q_a(X)·Q_w(W)ᵀ + b; the bias stays full precision."""
+    """Y = Q_a(X)·Q_w(W)ᵀ + b; the bias stays full precision.
 
-    def __init__(self, linear: nn.Linear, weight_quantizer: Any, input_quantizer: nn.Module) -> None:
+    Linears that share an input (q, k, v) get it already quantized by `shares`, the quantizer of their
+    attention module: on its grid quantizing again changes nothing, and the step has its gradient there.
+    """
+
+    def __init__(
+        self,
+        linear: nn.Linear,
+        weight_quantizer: Any,
+        input_quantizer: nn.Module,
+        shares: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
         self.weight_quantizer: Any = weight_quantizer  # a WeightQuantizer, or the identity
         self.input_quantizer = input_quantizer
+        self._shares = (shares,)  # in a tuple: it is another module's child, not ours
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(self.input_quantizer(x), self.weight_quantizer(self.weight), self.bias)
+        step = input_step(self.input_quantizer, *self._shares)
+        if step is None or isinstance(self.weight_quantizer, nn.Identity):  # one operand is full precision
+            return F.linear(self.input_quantizer(x), self.weight_quantizer(self.weight), self.bias)
+        return fake_quant_linear(
+            x, self.weight, self.bias, *step, *self.weight_quantizer.weight_scale(self.weight)
+        )
 
     def extra_repr(self) -> str:
         return f"in={self.weight.shape[1]}, out={self.weight.shape[0]}"
+
+
+def input_step(own: Any, shared: Any) -> tuple[torch.Tensor, Grid] | None:
+    """Step and grid of a linear's input, which `own` quantizes here or `shared` has quantized before."""
+    if not isinstance(own, nn.Identity):
+        return own.scale, own.grid
+    return None if shared is None else (shared.scale.detach(), shared.grid)
 
 
 class QuantEmbedding(nn.Module):
@@ -84,11 +108,14 @@ class Matmul(nn.Module):
 
     def __init__(self, left: nn.Module | None = None, right: nn.Module | None = None) -> None:
         super().__init__()
-        self.left = left or nn.Identity()
-        self.right = right or nn.Identity()
+        self.left: Any = left or nn.Identity()
+        self.right: Any = right or nn.Identity()
 
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return torch.matmul(self.left(a), self.right(b))
+        left, right = self.left, self.right
+        if isinstance(left, nn.Identity) or isinstance(right, nn.Identity):
+            return torch.matmul(left(a), right(b))
+        return fake_quant_matmul(a, b, left.scale, left.grid, right.scale, right.grid)
 
 
 def mrem_attention(
@@ -186,15 +213,16 @@ def insert_quantizers(model: PreTrainedModel, spec: QuantSpec, steps: dict[str, 
     for name in found.linears:
         if spec.keeps(name):
             continue
-        shared_with = found.shared_inputs.get(name)
-        step = nn.Identity() if shared_with else steps.get(f"{name}.input_quantizer", nn.Identity())
+        owner = found.shared_inputs.get(name)
+        shared = steps.get(f"{owner}.input_quantizer") if owner else None
+        step = nn.Identity() if owner else steps.get(f"{name}.input_quantizer", nn.Identity())
         linear = model.get_submodule(name)
         quantizer: nn.Module = nn.Identity()
         if spec.weight_bits != FULL_PRECISION:
             quantizer = make_weight_quantizer(
                 linear.weight, spec.weight_bits, spec.per_channel, spec.weight_quantizer, spec.curvature
             )
-        replace_module(model, name, QuantLinear(linear, quantizer, step))
+        replace_module(model, name, QuantLinear(linear, quantizer, step, shared))
     for name in found.attentions:
         attention = model.get_submodule(name)
         shared = steps.get(f"{name}.input_quantizer")

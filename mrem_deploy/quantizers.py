@@ -12,68 +12,44 @@ state) to (codes, scale) by a pure function, so freezing gives exactly what the 
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from mrem_deploy.kernels import fake_quant, laq, twn
+from mrem_deploy.kernels.reference_ops import weight_integers
 from mrem_deploy.numerics import Grid, dequantize, quantize, symmetric_grid
 
-TWN_THRESHOLD = 0.7  # Δ = 0.7 · mean|w|, the constant of the TWN paper
 ROWS_AT_A_TIME = 512
 LAQ_ITERATIONS = 2  # alternations per forward pass, from a start that was searched for once
 
 
+class WeightScale(NamedTuple):
+    """What turns a latent weight into integers; the last arguments of `fake_quant_linear`."""
+
+    scale: torch.Tensor
+    grid: Grid
+    threshold: torch.Tensor | None = None  # of a ternary weight
+    learned: bool = False  # the scale has a gradient of its own
+
+    def integers(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight_integers(weight, self.scale, self.grid, self.threshold)
+
+
 class WeightQuantizer(Protocol):
-    """What layers need: the fake-quantized weight in training, (codes, scale) when frozen."""
+    """What layers need: the scale for a product, the fake-quantized weight, (codes, scale) when frozen."""
 
     grid: Grid
+
+    def weight_scale(self, weight: torch.Tensor) -> WeightScale: ...
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor: ...
 
     def rows(self, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor: ...  # of an embedding table
 
     def codes_and_scale(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-
-class _FakeQuantize(torch.autograd.Function):
-    """x̂ = s·(clamp(round(x/s) + z) − z) with the LSQ gradients (Esser et al., eq. 3 and 5).
-
-    dx̂/dx = 1 inside the range, 0 where it saturates;
-    dx̂/ds = round(x/s) − x/s inside, the saturated integer (low − z or high − z) outside.
-    A tensor is inside where rounding moved it by at most one half.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, scale: torch.Tensor, grid: Grid) -> torch.Tensor:
-        ctx.save_for_backward(x, scale)
-        ctx.grid = grid
-        return dequantize(quantize(x, scale, grid), scale, grid)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
-        (grad,) = grads
-        x, scale = ctx.saved_tensors
-        grid = ctx.grid
-        ratio = x / scale
-        codes = ratio.round().clamp_(grid.low - grid.zero_point, grid.high - grid.zero_point)
-        moved = codes - ratio
-        saturated = moved.abs() > 0.5
-        grad_x = grad.masked_fill(saturated, 0.0) if ctx.needs_input_grad[0] else None
-        grad_scale = None
-        if ctx.needs_input_grad[1]:
-            per_element = torch.where(saturated, codes, moved)
-            if scale.numel() == 1:
-                grad_scale = torch.dot(grad.reshape(-1), per_element.reshape(-1)).reshape(scale.shape)
-            else:
-                grad_scale = (grad * per_element).sum_to_size(scale.shape)
-        return grad_x, grad_scale, None
-
-
-def fake_quantize(x: torch.Tensor, scale: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """Quantize and dequantize, differentiable in x and in the step."""
-    return _FakeQuantize.apply(x, scale, grid)
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -101,10 +77,13 @@ class LearnedStep(nn.Module):
         return self.log_scale.exp()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return fake_quantize(x, self.scale, self.grid)
+        return fake_quant(x, self.scale, self.grid)
+
+    def weight_scale(self, weight: torch.Tensor) -> WeightScale:
+        return WeightScale(self.scale, self.grid, learned=True)
 
     def rows(self, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        return fake_quantize(rows, F.embedding(ids, self.log_scale, sparse=True).exp(), self.grid)
+        return fake_quant(rows, F.embedding(ids, self.log_scale, sparse=True).exp(), self.grid)
 
     def codes_and_scale(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scale = self.scale.detach()
@@ -127,16 +106,13 @@ class Ternary(nn.Module):
         self.per_row = per_row
         self.grid = symmetric_grid(2)
 
+    def weight_scale(self, weight: torch.Tensor) -> WeightScale:
+        threshold, scale = twn(weight, self.per_row)
+        return WeightScale(scale, self.grid, threshold)
+
     def codes_and_scale(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        weight = weight.detach()
-        magnitude = weight.abs()
-        count = weight.shape[-1] if self.per_row else weight.numel()
-        kept = magnitude > TWN_THRESHOLD * _reduce(magnitude, self.per_row) / count
-        # A row of zeros keeps nothing; its scale is then 1 so that it stays a valid, harmless step.
-        kept_count = _reduce(kept.to(weight.dtype), self.per_row)
-        alpha = _reduce(magnitude.mul_(kept), self.per_row) / kept_count.clamp(min=1)
-        alpha = torch.where(kept_count > 0, alpha, torch.ones_like(alpha))
-        return weight.sign().mul_(kept), alpha
+        found = self.weight_scale(weight)
+        return found.integers(weight.detach()), found.scale
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         codes, alpha = self.codes_and_scale(weight)
@@ -171,29 +147,22 @@ class LossAware(nn.Module):
         mean = _reduce(weight.abs(), self.per_row) / count
         return torch.where(mean > 0, mean, torch.ones_like(mean))
 
-    def codes_and_scale(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._alternate(weight.detach(), self.start)
+    def weight_scale(self, weight: torch.Tensor) -> WeightScale:
+        scale = laq(weight, self.start, self.diagonal, self.grid, LAQ_ITERATIONS, self.per_row)
+        return WeightScale(scale, self.grid)
 
-    def _alternate(self, weight: torch.Tensor, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        alpha = start * self._mean_magnitude(weight)
-        weighted = weight if self.diagonal is None else weight * self.diagonal
-        for _ in range(LAQ_ITERATIONS):
-            codes = quantize(weight, alpha, self.grid)
-            norm = codes * codes if self.diagonal is None else codes * codes * self.diagonal
-            numerator, denominator = _reduce(weighted * codes, self.per_row), _reduce(norm, self.per_row)
-            usable = (denominator > 0) & (numerator > 0)
-            alpha = torch.where(
-                usable, numerator / denominator.clamp(min=torch.finfo(weight.dtype).tiny), alpha
-            )
-        return quantize(weight, alpha, self.grid), alpha
+    def codes_and_scale(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = self.weight_scale(weight)
+        return found.integers(weight.detach()), found.scale
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         codes, alpha = self.codes_and_scale(weight)
         return _StraightThrough.apply(weight, codes.mul_(alpha))
 
     def rows(self, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        codes, alpha = self._alternate(rows.detach(), self.start[ids])
-        return _StraightThrough.apply(rows, codes.mul_(alpha))
+        latent = rows.detach()
+        scale = laq(latent, self.start[ids], None, self.grid, LAQ_ITERATIONS, per_row=True)
+        return _StraightThrough.apply(rows, WeightScale(scale, self.grid).integers(latent).mul_(scale))
 
 
 def search_scale(x: torch.Tensor, grid: Grid, per_row: bool = False, points: int = 60) -> torch.Tensor:

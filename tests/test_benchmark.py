@@ -277,6 +277,16 @@ def test_a_quantizer_that_does_not_run_is_found() -> None:
     expected = expected_quantizers(teacher, recipe.spec)
     layer = next(m for m in quantized.modules() if isinstance(m, QuantLinear))
     layer.forward = lambda x: nn.functional.linear(x, layer.weight, layer.bias)  # type: ignore[method-assign]
+    with pytest.raises(AssertionError, match="off that of its quantized operands"):
+        check_quantized(part, quantized, expected, *inputs(1))
+
+
+def test_a_layer_that_is_passed_by_is_found() -> None:
+    teacher, part, quantized, recipe = students(1)
+    expected = expected_quantizers(teacher, recipe.spec)
+    name = next(name for name, _ in quantized.view.named_modules() if name.endswith("output.dense"))
+    skipped = quantized.view.get_submodule(name.removesuffix(".dense"))
+    skipped.forward = lambda hidden, residual: residual  # type: ignore[method-assign]
     with pytest.raises(AssertionError, match="did not run"):
         check_quantized(part, quantized, expected, *inputs(1))
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -22,10 +23,10 @@ from tiny_models import ARCHITECTURES, quantized_twin, tiny_batch, tiny_encoded,
 from mrem_deploy import artifact, cli  # noqa: E402
 from mrem_deploy.export import PROFILES, __main__, export_onnx, write  # noqa: E402
 from mrem_deploy.export.skeleton import trace  # noqa: E402
-from mrem_deploy.freeze import FixedStep, FrozenModel, build, freeze  # noqa: E402
+from mrem_deploy.freeze import FixedStep, FrozenLinear, FrozenModel, build, freeze  # noqa: E402
 from mrem_deploy.models import model_outputs  # noqa: E402
 from mrem_deploy.numerics import quantize  # noqa: E402
-from mrem_deploy.qlayers import QuantSpec  # noqa: E402
+from mrem_deploy.qlayers import Matmul, QuantSpec  # noqa: E402
 
 CLASSIFIER = "sequence-classification"
 BITS = {"8-8-8": (8, 8, 8), "4-4-8": (4, 4, 8), "2-2-8": (2, 2, 8), "2-2-4": (2, 2, 4)}
@@ -80,13 +81,20 @@ def torch_outputs(frozen: FrozenModel, batch: dict[str, torch.Tensor]) -> list[n
 def torch_codes(frozen: FrozenModel, batch: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """The integers that every quantizer of the torch model gives."""
     model, codes = build(frozen), {}
-    for name, part in model.named_modules():
-        if isinstance(part, FixedStep):
+    names = {part: name for name, part in model.named_modules() if isinstance(part, FixedStep)}
 
-            def hook(step: FixedStep, args: tuple[torch.Tensor], output: Any, name: str = name) -> None:
-                codes[name] = quantize(args[0], step.scale, step.grid).numpy()
+    def see(step: nn.Module, x: torch.Tensor) -> None:
+        if isinstance(step, FixedStep):
+            codes[names[step]] = quantize(x, step.scale, step.grid).numpy()
 
-            part.register_forward_hook(hook)
+    for part in model.modules():
+        if isinstance(part, FixedStep):  # of q, k and v: called as a module
+            part.register_forward_pre_hook(lambda step, args: see(step, args[0]))
+        if isinstance(part, FrozenLinear):
+            part.register_forward_pre_hook(lambda linear, args: see(linear.input_quantizer, args[0]))
+        if isinstance(part, Matmul):
+            part.register_forward_pre_hook(lambda product, args: see(product.left, args[0]))
+            part.register_forward_pre_hook(lambda product, args: see(product.right, args[1]))
     with torch.no_grad():
         model(**batch)
     return codes

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from mrem_deploy.kernels import fake_quant
 from mrem_deploy.numerics import Grid, activation_grid, asymmetric_grid, symmetric_grid
 from mrem_deploy.quantizers import (
     LAQ_ITERATIONS,
     LearnedStep,
     LossAware,
     Ternary,
-    fake_quantize,
     make_weight_quantizer,
     search_scale,
 )
@@ -40,7 +40,7 @@ def test_lsq_symmetric_by_hand() -> None:
     x = torch.tensor(
         [-9.0, -1.75, -0.25, 0.0, 0.25, 0.75, 1.25, 9.0]
     )  # with s = ½: −18, −3.5, −.5, 0, .5, 1.5, 2.5, 18
-    came = fake_quantize(x, torch.tensor(0.5), symmetric_grid(4))
+    came = fake_quant(x, torch.tensor(0.5), symmetric_grid(4))
     assert came.tolist() == [-3.5, -2.0, 0.0, 0.0, 0.0, 1.0, 1.0, 3.5]
 
 
@@ -48,15 +48,15 @@ def test_lsq_asymmetric_by_hand() -> None:
     x = torch.tensor(
         [-1.0, -0.5, -0.25, 0.25, 0.75, 6.5, 7.0]
     )  # with s = ½ and z = 1: codes −1, 0, 1, 1, 3, 14, 15
-    came = fake_quantize(x, torch.tensor(0.5), asymmetric_grid(4, 1))
+    came = fake_quant(x, torch.tensor(0.5), asymmetric_grid(4, 1))
     assert came.tolist() == [-0.5, -0.5, 0.0, 0.0, 1.0, 6.5, 7.0]
-    assert fake_quantize(torch.tensor([7.5]), torch.tensor(0.5), asymmetric_grid(4, 1)).tolist() == [7.0]
+    assert fake_quant(torch.tensor([7.5]), torch.tensor(0.5), asymmetric_grid(4, 1)).tolist() == [7.0]
 
 
 def test_lsq_gradients_by_hand() -> None:
     x = torch.tensor([-9.0, 0.3, 1.6, 9.0], dtype=torch.float64, requires_grad=True)
     scale = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
-    fake_quantize(x, scale, symmetric_grid(4)).backward(
+    fake_quant(x, scale, symmetric_grid(4)).backward(
         torch.tensor([1.0, 10.0, 100.0, 1000.0], dtype=torch.float64)
     )
     assert x.grad is not None
@@ -91,7 +91,7 @@ def test_lsq_gradients_against_finite_differences(grid: Grid) -> None:
         return torch.where(inside, x + s * held, s * ratio.clamp(low, high))
 
     x, scale = x0.clone().requires_grad_(), scale0.clone().requires_grad_()
-    out = fake_quantize(x, scale, grid)
+    out = fake_quant(x, scale, grid)
     torch.testing.assert_close(out, surrogate(x0, scale0), rtol=0, atol=1e-12)
     (out * weights).sum().backward()
     assert x.grad is not None
@@ -114,16 +114,16 @@ def test_a_step_is_learned_by_its_logarithm() -> None:
 def test_a_step_per_row_collects_only_its_own_row() -> None:
     scale = torch.tensor([[0.5], [2.0]], dtype=torch.float64, requires_grad=True)
     x = torch.tensor([[9.0, 9.0], [-99.0, 2.0]], dtype=torch.float64)
-    fake_quantize(x, scale, symmetric_grid(4)).sum().backward()
+    fake_quant(x, scale, symmetric_grid(4)).sum().backward()
     assert scale.grad is not None
     assert scale.grad.tolist() == [[14.0], [-7.0]]  # 7 + 7, and −7 + (1 − 1)
 
 
 def test_no_gradient_is_made_that_nobody_asked_for() -> None:
     scale = torch.tensor(0.5, requires_grad=True)
-    fake_quantize(torch.ones(3), scale, symmetric_grid(4)).sum().backward()  # x needs none
+    fake_quant(torch.ones(3), scale, symmetric_grid(4)).sum().backward()  # x needs none
     x = torch.ones(3, requires_grad=True)
-    fake_quantize(x, torch.tensor(0.5), symmetric_grid(4)).sum().backward()  # the scale needs none
+    fake_quant(x, torch.tensor(0.5), symmetric_grid(4)).sum().backward()  # the scale needs none
     assert x.grad is not None
     assert scale.grad is not None
 
@@ -392,7 +392,7 @@ def test_the_quantizer_follows_the_bits_or_the_wish(bits: int, asked: str, expec
 
 
 def error_of(x: torch.Tensor, scale: torch.Tensor, grid: Grid) -> float:
-    return float((fake_quantize(x, scale, grid) - x).square().sum())
+    return float((fake_quant(x, scale, grid) - x).square().sum())
 
 
 @pytest.mark.parametrize("grid", GRIDS)

@@ -1,9 +1,10 @@
 """Proof, before timing, that a quantized module quantizes: a fast step that does nothing is no result.
 
 Rules checked on one forward pass: (1) every linear of the module has a weight quantizer, and every
-operand of a product an activation quantizer, as the bits ask; (2) each of them ran; (3) what came out
-is an integer of its grid times its step, and takes no more values than the grid has; (4) the
-module's output differs from the full-precision one, and is finite.
+operand of a product an activation quantizer, as the bits ask; (2) each of them was used; (3) every
+product is that of its operands on their grids (an integer times a step, no more values than the grid
+has), multiplied here by other lines; (4) the module's output differs from the full-precision one, and is
+finite.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from mrem_deploy.models import Part, anatomy
 from mrem_deploy.numerics import FULL_PRECISION, dequantize
-from mrem_deploy.qlayers import QuantEmbedding, QuantLinear, QuantSpec, activation_points
+from mrem_deploy.qlayers import Matmul, QuantEmbedding, QuantLinear, QuantSpec, activation_points
 
 ROWS = 8  # rows of each tensor in which distinct values are counted
+ROUNDING = 1e-5  # relative RMS between products of integers and of the real numbers that they stand for
 LEAST_DIFFERENCE = 1e-4  # relative RMS; 8 bits give about a hundred times that
 
 
@@ -63,20 +66,37 @@ def check_quantized(
 
     seen: set[nn.Module] = set()
 
-    def watch(quantizer: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        codes, scale = quantizer.codes_and_scale(args[0])
+    def on_grid(quantizer: Any, x: torch.Tensor) -> torch.Tensor:
+        """The values that the quantizer makes of x."""
+        if isinstance(quantizer, nn.Identity):
+            return x
+        codes, scale = quantizer.codes_and_scale(x)
         grid = quantizer.grid
-        on_grid = torch.equal(codes, codes.round()) and grid.low <= codes.min() and codes.max() <= grid.high
-        if not on_grid or not torch.equal(output, dequantize(codes, scale, grid)):
+        if not torch.equal(codes, codes.round()) or codes.min() < grid.low or codes.max() > grid.high:
             raise AssertionError(f"{quantizer} gives values off its grid")
-        _check_levels(output, quantizer)
+        values = dequantize(codes, scale, grid)
+        _check_levels(values, quantizer)
         seen.add(quantizer)
+        return values
+
+    def watch_linear(linear: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        x = on_grid(linear.input_quantizer, args[0])
+        _check_product(F.linear(x, on_grid(linear.weight_quantizer, linear.weight), linear.bias), output)
+
+    def watch_matmul(product: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        _check_product(on_grid(product.left, args[0]) @ on_grid(product.right, args[1]), output)
+
+    def watch_shared(quantizer: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        if not torch.equal(output, on_grid(quantizer, args[0])):
+            raise AssertionError(f"{quantizer} gives values off its grid")
 
     def watch_table(table: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         _check_levels(output, table.weight_quantizer)
         seen.add(table.weight_quantizer)
 
-    handles = [quantizer.register_forward_hook(watch) for quantizer in weights | activations]
+    watchers = {QuantLinear: watch_linear, Matmul: watch_matmul}
+    handles = [m.register_forward_hook(watchers[type(m)]) for m in quantized.modules() if type(m) in watchers]
+    handles += [quantizer.register_forward_hook(watch_shared) for quantizer in activations]
     handles += [table.register_forward_hook(watch_table) for table in tables]
     try:
         with torch.no_grad():
@@ -91,6 +111,13 @@ def check_quantized(
     if not LEAST_DIFFERENCE < difference < float("inf"):
         raise AssertionError(f"quantization changes the output by {difference:g} of its size")
     return {**counted, "relative_difference": difference}
+
+
+def _check_product(expected: torch.Tensor, came: torch.Tensor) -> None:
+    """Only rounding may differ."""
+    error = float((came - expected).square().mean().sqrt() / expected.square().mean().sqrt())
+    if not error <= ROUNDING:
+        raise AssertionError(f"a product is {error:g} of its size off that of its quantized operands")
 
 
 def _check_levels(output: torch.Tensor, quantizer: Any) -> None:

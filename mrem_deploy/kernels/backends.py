@@ -15,6 +15,8 @@ import warnings
 from dataclasses import dataclass
 from types import ModuleType
 
+import torch
+
 from mrem_deploy.errors import UserError
 
 VARIABLE = "MREM_BACKEND"
@@ -89,6 +91,11 @@ def _warn_once() -> None:
     warnings.warn(
         f"{extension().problem}; {WHAT_IS_SLOWER}. To have it: {REMEDY}.", RuntimeWarning, stacklevel=4
     )
+
+
+def ops_for(x: torch.Tensor) -> ModuleType:
+    """The module with the training ops (contract: `reference_ops`) that serves tensors like x."""
+    return importlib.import_module("mrem_deploy.kernels.reference_ops")
 
 
 def describe() -> str:

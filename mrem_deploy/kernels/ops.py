@@ -1,0 +1,140 @@
+"""The ops of training, as everyone calls them: meaning and checks. Schema and gradients are in `registered`.
+
+    fake_quant         quantize and dequantize with a learned step (LSQ)
+    fake_quant_linear  Y = Q(X)·Q(W)ᵀ + b
+    fake_quant_matmul  Y = Q(A)·Q(B), batched: attention's two products
+    twn, laq           scales of weights
+
+What a reader would get wrong: products keep X and W for the backward pass, not the quantized copies, which
+are made again there; and they multiply integers, scaling once, in training and evaluation alike (rule 3 of
+`reference_ops`). Formulas are in `reference_ops`; which backend runs, in `backends`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple
+
+import torch
+
+from mrem_deploy.kernels import registered
+from mrem_deploy.numerics import Grid
+
+Tensor = torch.Tensor
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def fake_quant(x: Tensor, scale: Tensor, grid: Grid) -> Tensor:
+    """x̂, differentiable in x and in the step: one number, or one for each row (shape x.shape[:-1] + (1,))."""
+    _check_values("x", x)
+    _check_scale("scale", scale, x, x.shape)
+    return registered.fake_quant(x, scale, astuple(grid))
+
+
+def fake_quant_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    x_scale: Tensor,
+    x_grid: Grid,
+    w_scale: Tensor,
+    w_grid: Grid,
+    threshold: Tensor | None = None,
+    learned: bool = False,
+) -> Tensor:
+    """X (…, in), W (out, in) -> (…, out). With a `threshold` the weight is ternary; with `learned` its scale
+    is a learned step and has a gradient; else W gets the straight-through one."""
+    _check_values("x", x)
+    _check_values("weight", weight, like=x)
+    if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"expected x of shape (…, in) and weight of shape (out, in), but they are {tuple(x.shape)} and "
+            f"{tuple(weight.shape)}"
+        )
+    if bias is not None:
+        _check_values("bias", bias, like=x)
+        if bias.shape != weight.shape[:1]:
+            raise ValueError(
+                f"expected one bias for each of {weight.shape[0]} outputs, got {tuple(bias.shape)}"
+            )
+    if x_scale.numel() != 1:
+        raise ValueError(
+            f"expected one x_scale: inputs are quantized per tensor, but there are {x_scale.numel()}"
+        )
+    _check_scale("x_scale", x_scale, x, x.shape)
+    _check_scale("w_scale", w_scale, x, weight.shape)
+    if threshold is not None:
+        _check_scale("threshold", threshold, x, weight.shape)
+        if learned:
+            raise ValueError("a ternary weight has no learned step: give either a threshold or learned")
+    rows = x.reshape(-1, x.shape[-1])
+    grids = (astuple(x_grid), astuple(w_grid))
+    return registered.linear(rows, weight, bias, x_scale, w_scale, threshold, *grids, learned).reshape(
+        *x.shape[:-1], -1
+    )
+
+
+def fake_quant_matmul(
+    a: Tensor, b: Tensor, a_scale: Tensor, a_grid: Grid, b_scale: Tensor, b_grid: Grid
+) -> Tensor:
+    """A (…, M, K) times B (…, K, N), same batch dimensions, one step each; either may be a transposed view."""
+    _check_values("a", a)
+    _check_values("b", b, like=a)
+    fits = a.dim() == b.dim() >= 2 and a.shape[:-2] == b.shape[:-2] and a.shape[-1] == b.shape[-2]
+    if not fits:
+        raise ValueError(f"expected (…, M, K) and (…, K, N), but they are {tuple(a.shape)}, {tuple(b.shape)}")
+    for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
+        if scale.numel() != 1:
+            raise ValueError(f"expected one {name}, but there are {scale.numel()}")
+        _check_scale(name, scale, a, a.shape)
+    return registered.matmul(a, b, a_scale, b_scale, astuple(a_grid), astuple(b_grid))
+
+
+def twn(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
+    """Threshold and scale of ternary weights; no gradient: the weight's passes straight through."""
+    _check_values("weight", weight)
+    return registered.twn(weight.detach(), per_row)
+
+
+def laq(
+    weight: Tensor, start: Tensor, diagonal: Tensor | None, grid: Grid, iterations: int, per_row: bool
+) -> Tensor:
+    """Loss-aware scale; `start` is the first one in units of mean|w|, `diagonal` the curvature."""
+    _check_values("weight", weight)
+    if diagonal is not None:
+        _check_values("diagonal", diagonal, like=weight)
+        if diagonal.shape != weight.shape:
+            raise ValueError(
+                f"expected a curvature for each weight, {tuple(weight.shape)}, got {tuple(diagonal.shape)}"
+            )
+    _check_scale("start", start, weight, weight.shape)
+    if (start.numel() == 1) == per_row and weight.numel() != weight.shape[-1]:
+        raise ValueError(
+            f"expected {'one start for each row' if per_row else 'one start'}, got {start.numel()}"
+        )
+    return registered.laq(weight.detach(), start, diagonal, astuple(grid), iterations, per_row)
+
+
+def _check_values(name: str, x: Tensor, like: Tensor | None = None) -> None:
+    if not isinstance(x, Tensor) or x.dtype not in FLOATS:
+        came = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"expected {name} as a tensor of 16-, 32- or 64-bit floats, but it is {came}")
+    if like is not None and (x.dtype != like.dtype or x.device != like.device):
+        raise TypeError(
+            f"expected {name} as {like.dtype} on {like.device} as the other operand, but it is {x.dtype} on "
+            f"{x.device}: convert one of them with .to()"
+        )
+    if x.numel() == 0:
+        raise ValueError(f"{name} is empty, {tuple(x.shape)}: leave out empty batches")
+
+
+def _check_scale(name: str, scale: Tensor, x: Tensor, shape: Sequence[int]) -> None:
+    expected = torch.float64 if x.dtype == torch.float64 else torch.float32
+    if not isinstance(scale, Tensor) or scale.dtype != expected or scale.device != x.device:
+        came = f"{scale.dtype} on {scale.device}" if isinstance(scale, Tensor) else type(scale).__name__
+        raise TypeError(f"expected {name} as {expected} on {x.device}, but it is {came}")
+    if scale.numel() != 1 and tuple(scale.shape) != (*shape[:-1], 1):
+        raise ValueError(
+            f"expected {name} to be one number or one for each row, {(*shape[:-1], 1)}, but its shape is "
+            f"{tuple(scale.shape)}"
+        )
