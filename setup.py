@@ -129,6 +129,7 @@ setup(
     packages=[
         "mrem_deploy",
         "mrem_deploy.benchmarks",
+        "mrem_deploy.reproduce",
         "mrem_deploy.train",
         "mrem_deploy.kernels",
         "mrem_deploy.kernels.cpu",

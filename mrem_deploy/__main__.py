@@ -13,6 +13,7 @@ VERBS = {
     "validate": "an exported ONNX model beside the models it came from, with a verdict",
     "finetune": "full-precision fine-tuning of any supported task",
     "benchmark": "memory and speed of training, measured on this machine",
+    "reproduce": "the paper's experiments on your model, its figures beside yours",
 }
 
 
@@ -29,8 +30,8 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return cli.EXIT_USER_ERROR
-    # Export is a package: its verb stands in its __main__.
-    inner = ".__main__" if arguments[0] == "export" else ""
+    # These are packages: their verb stands in their __main__.
+    inner = ".__main__" if arguments[0] in ("export", "reproduce") else ""
     module = importlib.import_module(f"mrem_deploy.{arguments[0]}{inner}")
     return cli.run(module.main, arguments[1:])
 

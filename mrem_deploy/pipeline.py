@@ -29,6 +29,7 @@ from mrem_deploy.errors import UserError
 from mrem_deploy.evaluate import layer_errors
 from mrem_deploy.files import atomic_folder, write_json, write_text
 from mrem_deploy.freeze import MEBIBYTE, FrozenModel, build, freeze
+from mrem_deploy.history import write_history
 from mrem_deploy.initialise import initial_steps
 from mrem_deploy.loading import load_model
 from mrem_deploy.memory import keep_large_blocks
@@ -180,6 +181,7 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
         write_json(folder / "metrics.json", result)
         curves = {name: [list(point) for point in curve] for name, curve in log.curves.items()}
         write_report(folder, result, curves, {**errors, "unit": "relative RMS error"}, recipe.as_dict())
+        write_history(folder, curves, errors, evaluation, teacher.config)
     store.remove()
     crew.dismiss("the result")
     return out

@@ -86,7 +86,7 @@ def draw_plots(
     with plot_style():
         drawn = [_loss(curves, _number(parallel.get("teacher_forcing_steps")))]
         drawn += [_ages(parallel.get("ages") or {}), _layer_errors(layer_errors, trained), _size(size)]
-        return [_render(*parts) for parts in drawn if parts is not None]
+        return [render(*parts) for parts in drawn if parts is not None]
 
 
 def finite(curve: Curve) -> np.ndarray:
@@ -113,7 +113,7 @@ def _loss(curves: Mapping[str, Curve], forcing_steps: float) -> _Parts | None:
     return _loss_of_many(usable, forcing_steps)
 
 
-def _shade_forcing(axes: Axes, forcing_steps: float) -> str:
+def shade_forcing(axes: Axes, forcing_steps: float) -> str:
     """Mark the steps with teacher forcing; returns the sentence that explains the mark."""
     if not forcing_steps > 0:
         return ""
@@ -126,18 +126,18 @@ def _shade_forcing(axes: Axes, forcing_steps: float) -> str:
 
 def _loss_of_few(curves: Mapping[str, np.ndarray], forcing_steps: float) -> _Parts:
     figure, axes = new_figure(3.7)
-    shaded = _shade_forcing(axes, forcing_steps)
+    shaded = shade_forcing(axes, forcing_steps)
     lines = []
     for index, points in enumerate(curves.values()):
         colour, dash = _PALETTE[index % len(_PALETTE)], _DASHES[index // len(_PALETTE) % 2]
-        x, middle, low, high = _binned(points, 150)
+        x, middle, low, high = binned(points, 150)
         axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
         marker = "o" if len(x) == 1 else None
         lines += axes.plot(x, middle, color=colour, linestyle=dash, linewidth=2, marker=marker)
-    _log_axis(axes)
+    log_axis(axes)
     axes.set(xlabel="training step of the module", ylabel="reconstruction loss", title="Loss in training")
     axes.margins(x=0.01)
-    _legend(axes, lines, [_short(name) for name in curves], loc="upper left", bbox_to_anchor=(1.01, 1))
+    legend(axes, lines, [_short(name) for name in curves], loc="upper left", bbox_to_anchor=(1.01, 1))
     caption = (
         "Each line is the mean of neighbouring steps, the band their lowest and highest value. Log scale. "
         "Losses of different modules are sums over different layers: compare shapes, not heights."
@@ -149,20 +149,20 @@ def _loss_of_many(curves: Mapping[str, np.ndarray], forcing_steps: float) -> _Pa
     from matplotlib import colormaps
 
     figure, (left, right) = new_figure(3.6, columns=2)
-    shaded = _shade_forcing(left, forcing_steps)
+    shaded = shade_forcing(left, forcing_steps)
     colours = colormaps["viridis"](np.linspace(0.15, 0.95, len(curves)))  # its darkest end is lost on black
     starts, finals = np.array([ends(points) for points in curves.values()]).T
     for points, start, colour in zip(curves.values(), starts, colours, strict=True):
-        x, middle, _, _ = _binned(points, 40)
+        x, middle, _, _ = binned(points, 40)
         left.plot(x, middle / start, color=colour, linewidth=0.9, alpha=0.65)
     left.axhline(1, color=INK, linewidth=0.8, alpha=0.5)
     numbers = np.arange(1, len(curves) + 1)
     right.vlines(numbers, starts, finals, color=INK, linewidth=0.8, alpha=0.35)
     before = right.scatter(numbers, starts, s=14, color=ORANGE, marker="D", zorder=2)
     after = right.scatter(numbers, finals, s=16, color=BLUE, marker="o", zorder=3)
-    _legend(right, [before, after], ["start", "end"], loc="lower right", ncols=2, bbox_to_anchor=(1, 0.98))
+    legend(right, [before, after], ["start", "end"], loc="lower right", ncols=2, bbox_to_anchor=(1, 0.98))
     for axes in (left, right):
-        _log_axis(axes)
+        log_axis(axes)
     left.set(
         xlabel="training step of the unit", ylabel="loss relative to its start", title="Loss in training"
     )
@@ -199,7 +199,7 @@ def _ages(ages: Mapping[str, Sequence[Sequence[int]]]) -> _Parts | None:
     axes.grid(visible=False, axis="x")
     if len(usable) <= FEW_UNITS:
         names = [_short(name) for name in usable]
-        _legend(axes, bars, names, loc="upper left", bbox_to_anchor=(1.01, 1))
+        legend(axes, bars, names, loc="upper left", bbox_to_anchor=(1.01, 1))
     caption = (
         "A module samples its input from the last outputs of the module before it. Age 0 is the newest "
         "that had arrived; each step of that module, sent or dropped on the way, adds one."
@@ -231,10 +231,10 @@ def _layer_errors(errors: Mapping[str, Any], trained: bool) -> _Parts | None:
         for index in np.flatnonzero(values == 0):  # a log scale has no zero: a hollow mark that says so
             axes.plot(index, floor, color=colour, marker=marker, markersize=6, fillstyle="none")
             axes.annotate("0", (index, floor), xytext=(0, 7), textcoords="offset points", ha="center")
-    _log_axis(axes)
+    log_axis(axes)
     unit = str(errors.get("unit") or "error")
     axes.set(ylabel=_short(unit), title="Reconstruction error per layer")
-    labels, meaning = _layer_labels(names)
+    labels, meaning = layer_labels(names)
     room = 100 / len(labels)  # characters; neighbouring labels share the space between their ticks
     crowded = any(len(a) + len(b) > 2 * room for a, b in pairwise([*labels, ""]))
     axes.set_xticks(at, labels, rotation=45 if crowded else 0, ha="right" if crowded else "center")
@@ -242,7 +242,7 @@ def _layer_errors(errors: Mapping[str, Any], trained: bool) -> _Parts | None:
     axes.grid(visible=False, axis="x")
     axes.set_xlim(-0.5, len(names) - 0.5)
     labels = [label for label, _, _, _ in series]
-    _legend(axes, handles, labels, loc="lower left", ncols=2, bbox_to_anchor=(0.38, 1.0))
+    legend(axes, handles, labels, loc="lower left", ncols=2, bbox_to_anchor=(0.38, 1.0))
     caption = (
         "How far each layer's output lies from that of the full-precision model on the same text, "
         "with all layers before it quantized as well. Log scale; lower is better."
@@ -294,7 +294,7 @@ def plot_style() -> Iterator[None]:
         yield
 
 
-def _render(name: str, title: str, caption: str, figure: Figure) -> Plot:
+def render(name: str, title: str, caption: str, figure: Figure) -> Plot:
     png, svg = io.BytesIO(), io.StringIO()
     figure.savefig(png, format="png", dpi=160, facecolor="white", metadata={"Software": None})
     figure.set_layout_engine("none")  # the layout is found: keep it, and save the search for it
@@ -319,14 +319,14 @@ def _inline(svg: str, name: str) -> str:
     return svg.replace(INK, "currentColor").strip()
 
 
-def _legend(axes: Axes, handles: Sequence[Any], labels: Sequence[str], **where: Any) -> None:
+def legend(axes: Axes, handles: Sequence[Any], labels: Sequence[str], **where: Any) -> None:
     """A legend that also shows names beginning with an underscore, which matplotlib would hide."""
-    legend = axes.legend(handles, [f"series {index}" for index in range(len(labels))], **where)
-    for text, label in zip(legend.get_texts(), labels, strict=True):
+    drawn = axes.legend(handles, [f"series {index}" for index in range(len(labels))], **where)
+    for text, label in zip(drawn.get_texts(), labels, strict=True):
         text.set_text(label)
 
 
-def _log_axis(axes: Axes) -> None:
+def log_axis(axes: Axes) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_yscale("log")
@@ -339,7 +339,7 @@ def _log_axis(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _binned(points: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def binned(points: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Step, mean, lowest and highest loss of at most `bins` runs of neighbouring points."""
     groups = np.array_split(points, min(bins, max(1, len(points) // 5)) if len(points) > 30 else len(points))
     x = np.array([group[:, 0].mean() for group in groups])
@@ -347,7 +347,7 @@ def _binned(points: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray, np.n
     return x, *(np.array([statistic(part) for part in loss]) for statistic in (np.mean, np.min, np.max))  # type: ignore[return-value]
 
 
-def _layer_labels(names: list[str]) -> tuple[list[str], str]:
+def layer_labels(names: list[str]) -> tuple[list[str], str]:
     """ "block 7" becomes "7" under an axis named "block": twenty-four long names do not fit."""
     short = [re.sub(r"^block\s+(\d+)$", r"\1", name) for name in names]
     return [_short(name, 24) for name in short], "block" if short != names else "layer"

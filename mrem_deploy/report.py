@@ -84,7 +84,7 @@ def write_report(
         *making,
         *workers,
         *_unit_tables(curves),
-        _environment_table(metrics.get("environment") or {}),
+        environment_table(metrics.get("environment") or {}),
     ]
     warnings = _warnings(curves, layer_errors)
     size, parallel = metrics.get("size") or {}, metrics.get("parallel")
@@ -205,7 +205,7 @@ def _three_digits(value: float) -> str:
     return f"{value:#.3g}".rstrip(".") if math.isfinite(value) else NONE
 
 
-def _environment_table(environment: Mapping[str, Any]) -> Table:
+def environment_table(environment: Mapping[str, Any]) -> Table:
     rows = []
     keys = [key for key in _ENVIRONMENT if key in environment]
     for key in [*keys, *(key for key in environment if key not in _ENVIRONMENT)]:
@@ -296,8 +296,8 @@ def _html(
     notes = "".join(f'<p class="warning">{escape(warning)}</p>' for warning in warnings)
     verdict = f'<p class="verdict">{escape(summary.verdict)}</p>' if summary.verdict else ""
     subject, _, bits = summary.title.rpartition(" · ")
-    figures = "".join(_figure(plot) for plot in plots)
-    tables = "".join(_table(table) for table in details)
+    figures = "".join(figure_html(plot) for plot in plots)
+    tables = "".join(table_html(table) for table in details)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -306,7 +306,7 @@ def _html(
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>{escape(summary.title)}</title>
-<style>{_CSS}</style>
+<style>{CSS}</style>
 </head>
 <body>
 <main>
@@ -316,7 +316,7 @@ def _html(
 {notes}
 <div class="tiles">{tiles}</div>
 {verdict}
-{_table(summary.scores)}
+{table_html(summary.scores)}
 {figures}
 <div class="details">{tables}
 <section><h2>Recipe</h2><pre>{escape(settings)}</pre>
@@ -331,13 +331,13 @@ def _html(
 """
 
 
-def _figure(plot: Plot) -> str:
+def figure_html(plot: Plot) -> str:
     label = escape(f"{plot.title}. {plot.caption}", quote=True)
     svg = plot.svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
     return f"<figure>{svg}<figcaption>{escape(plot.caption)}</figcaption></figure>\n"
 
 
-def _table(table: Table) -> str:
+def table_html(table: Table) -> str:
     kind = "pairs" if len(table.header) == 2 else f"figures words-{table.text_columns}"
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in table.header)
     head = f"<thead><tr>{head}</tr></thead>" if any(table.header) else ""
@@ -352,7 +352,7 @@ def _table(table: Table) -> str:
     return f"<section><h2>{escape(table.title)}</h2>{body}</section>\n"
 
 
-_CSS = """
+CSS = """
 :root { --paper: #fff; --ink: #1f2933; --soft: #5b6875; --line: #dde3e9; --tile: #f4f7f9; --accent: #0072b2;
   --warn: #8a4b00; --warn-paper: #fff4e2; }
 @media (prefers-color-scheme: dark) { :root { --paper: #14181d; --ink: #e4e9ee; --soft: #9aa7b4;

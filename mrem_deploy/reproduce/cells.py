@@ -1,0 +1,184 @@
+"""Cells: one quantization run each, run in a process of its own and kept in `OUT/cells/DIGEST/`.
+
+A cell is a result folder of `mrem quantize`, without its weights unless they are to be kept. The folder
+appears as a whole when the run succeeds, so a finished cell is never run again, and an interrupted one goes
+on from the pipeline's own checkpoints. The digest names all that decides the numbers: the recipe, and the
+weights of the model instead of the place they lie at.
+
+A process of its own, because peak memory is measured: what an earlier cell left in this process would count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mrem_deploy import artifact
+from mrem_deploy.config import Recipe
+from mrem_deploy.errors import UserError
+from mrem_deploy.files import write_json
+from mrem_deploy.history import Answers, read_answers, read_history
+from mrem_deploy.modelcard import duration
+from mrem_deploy.progress import say
+from mrem_deploy.reproduce.estimate import Estimate
+from mrem_deploy.reproduce.fresh import in_fresh_process
+from mrem_deploy.reproduce.plan import Subject
+
+METRICS = "metrics.json"
+SUBJECTS = "subjects.json"
+Runner = Callable[[Recipe], object]
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What a finished run tells."""
+
+    metrics: dict[str, Any]
+    curves: dict[str, list[list[float]]]
+    layer_errors: dict[str, Any]
+    answers: dict[str, Answers]
+
+
+def run_quantize(recipe: Recipe) -> None:
+    """Run a cell, or go on with it, in a process of its own."""
+    in_fresh_process(_quantize, recipe)
+
+
+def _quantize(recipe: Recipe) -> None:
+    from mrem_deploy.pipeline import quantize
+
+    quantize(recipe, resume=True)
+
+
+class Cells:
+    """All cells of an output folder."""
+
+    def __init__(
+        self,
+        out: Path,
+        subjects: Sequence[Subject],
+        keep_models: bool = False,
+        runner: Runner = run_quantize,
+    ) -> None:
+        self.out = out
+        self.folder = out / "cells"
+        self.keep_models = keep_models
+        self._runner = runner
+        self._fingerprints = {(s.model, s.task): s.fingerprint for s in subjects}
+        _check_subjects(out, subjects)
+
+    def digest(self, recipe: Recipe) -> str:
+        identity = recipe.identity()
+        identity["model"] = self._fingerprints[str(recipe.model), str(recipe.task)]
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+    def place(self, recipe: Recipe) -> Path:
+        return self.folder / self.digest(recipe)
+
+    def is_finished(self, recipe: Recipe) -> bool:
+        return (self.place(recipe) / METRICS).exists()
+
+    def load(self, recipe: Recipe) -> CellResult:
+        folder = self.place(recipe)
+        try:
+            metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+            history, answers = read_history(folder), read_answers(folder)
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(
+                f"the finished cell {folder} cannot be read: {error}", "remove that folder; it is run again then"
+            ) from error
+        return CellResult(metrics, history["curves"], history["layer_errors"], answers)
+
+    def estimate(self, recipes: Sequence[Recipe]) -> Estimate:
+        """What cells cost, learned from those that are finished."""
+        known = Estimate()
+        for recipe in recipes:
+            if self.is_finished(recipe):
+                known.learn(recipe, self.load(recipe).metrics)
+        return known
+
+    def run(self, recipes: Sequence[Recipe]) -> None:
+        """Run what is not finished yet, one line for each, with the time that is left."""
+        missing = [recipe for recipe in recipes if not self.is_finished(recipe)]
+        if len(missing) < len(recipes):
+            say(f"{len(recipes) - len(missing)} of {len(recipes)} cells are already there")
+        known = self.estimate(recipes)
+        for number, recipe in enumerate(missing, start=1):
+            left = known.total(missing[number - 1 :])
+            rest = f"; about {duration(left)} left" if left is not None else ""
+            say(f"cell {number} of {len(missing)}: {describe(recipe)}{rest}")
+            started = time.perf_counter()
+            folder = self.place(recipe)
+            self._runner(replace(recipe, out=str(folder)))
+            if not self.keep_models:
+                (folder / artifact.TENSORS).unlink(missing_ok=True)
+            metrics = self.load(recipe).metrics
+            known.learn(recipe, metrics)
+            score, seconds = metrics["accuracy"], time.perf_counter() - started
+            say(f"  {score['metric']} {score['quantized']:.2f} ({score['full_precision']:.2f} full precision) in "
+                f"{duration(seconds)}")  # fmt: skip
+
+
+def over_seeds(recipes: Sequence[Recipe], seeds: int) -> list[Recipe]:
+    """Every variant with every seed, each once, seed by seed: the first table is there early."""
+    cells = [replace(recipe, seed=recipe.seed + seed) for seed in range(seeds) for recipe in recipes]
+    return list(dict.fromkeys(cells))
+
+
+def describe(recipe: Recipe) -> str:
+    """A cell in a few words."""
+    words = [str(recipe.task), recipe.method, recipe.bits]
+    if recipe.method in ("mrem-s", "mrem-p"):
+        words.append(f"{recipe.modules} modules")
+    if recipe.method == "qat":
+        words.append(f"{getattr(recipe, 'qat_epochs', '')} epochs")
+    else:
+        words += [f"{recipe.steps} steps", f"{recipe.calib_size} examples"]
+    if recipe.method == "mrem-p" and recipe.teacher_forcing == 0:
+        words.append("no teacher forcing")
+    if recipe.per_channel:
+        words.append("per channel")
+    return ", ".join([*words, f"seed {recipe.seed}"])
+
+
+def fingerprint(model: str) -> str:
+    """Names the weights of a local model by their content, so that it may be moved; a hub id is its own."""
+    folder = Path(model)
+    if not folder.is_dir():
+        return model
+    hasher = hashlib.sha256()
+    for path in sorted([*folder.glob("*.safetensors"), folder / "config.json"]):
+        if path.is_file():
+            with path.open("rb") as file:
+                while part := file.read(1 << 22):
+                    hasher.update(part)
+    return hasher.hexdigest()[:16]
+
+
+def _check_subjects(out: Path, subjects: Sequence[Subject]) -> None:
+    """One folder holds one model per task: tables of two models would look alike and mean nothing."""
+    path = out / SUBJECTS
+    try:
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read: {error}", "give another folder for --out") from error
+    for subject in subjects:
+        before = known.get(subject.task)
+        if before and before["fingerprint"] != subject.fingerprint:
+            raise UserError(
+                f"--out {out} holds cells of another model for {subject.task}: {before['model']}",
+                "give another folder for --out, or the model that these cells are of",
+            )
+
+
+def note_subjects(out: Path, subjects: Sequence[Subject]) -> None:
+    """Remember which model the cells of a task are of; other tasks' entries stay."""
+    path = out / SUBJECTS
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known |= {s.task: {"model": s.model, "data": s.data, "fingerprint": s.fingerprint} for s in subjects}
+    write_json(path, known)

@@ -1,0 +1,145 @@
+"""Numbers of one variant over its seeds, and how sure their differences are.
+
+What a reader would get wrong: where the uncertainty of a difference comes from. With several seeds it is
+the spread of the difference from seed to seed (Student's t over the runs). With one seed it is what another
+draw of evaluation examples would change (paired bootstrap), which says nothing of another calibration set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+
+import numpy as np
+
+from mrem_deploy.config import Recipe
+from mrem_deploy.reproduce.cells import CellResult
+from mrem_deploy.scoring import FULL_PRECISION, QUANTIZED
+from mrem_deploy.uncertainty import CONFIDENCE, Spread, over_seeds, paired_bootstrap
+
+NORMAL_95 = 1.959964  # the quantile of the normal distribution at (1 + CONFIDENCE) / 2
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A difference of two scores in points, its standard error and 95% interval; NaN where unknown."""
+
+    value: float
+    error: float
+    low: float
+    high: float
+    how: str  # where the uncertainty comes from
+
+    def __str__(self) -> str:
+        sign = f"{self.value:+.2f}".replace("-", "−")
+        return f"{sign} ± {self.error:.2f}" if math.isfinite(self.error) else sign
+
+    def minus(self, other: Gap) -> Gap:
+        """A difference of differences; the two are taken as independent."""
+        value, error = self.value - other.value, math.hypot(self.error, other.error)
+        return Gap(value, error, value - NORMAL_95 * error, value + NORMAL_95 * error, self.how)
+
+
+class Measured:
+    """One variant: its runs by seed."""
+
+    def __init__(self, runs: Sequence[CellResult]) -> None:
+        self.runs = list(runs)
+
+    @property
+    def splits(self) -> list[str]:
+        return list(self.runs[0].metrics["accuracy"]["splits"])
+
+    @property
+    def metric(self) -> str:
+        return str(self.runs[0].metrics["accuracy"]["metric"])
+
+    def values(self, split: str | None = None, model: str = QUANTIZED, metric: str | None = None) -> list[float]:
+        """The score of every run, in percent; of the first split where none is named."""
+        split, metric = split or self.splits[0], metric or self.metric
+        return [float(run.metrics["accuracy"]["splits"][split][model][metric]) for run in self.runs]
+
+    def score(self, split: str | None = None, model: str = QUANTIZED, metric: str | None = None) -> Spread:
+        return over_seeds(self.values(split, model, metric))
+
+    @property
+    def minutes(self) -> float:
+        return fmean(run.metrics["cost"]["train_seconds"] for run in self.runs) / 60
+
+    @property
+    def gigabytes(self) -> float:
+        """Peak memory, of the largest worker where there are several."""
+        return fmean(run.metrics["cost"]["peak_memory_mb"] for run in self.runs) / 1024
+
+    @property
+    def workers(self) -> int:
+        return len(self.runs[0].metrics["cost"]["workers"])
+
+    @property
+    def examples(self) -> int:
+        """What it was trained on: the training set for QAT, the calibration set else."""
+        first = self.runs[0].metrics
+        return int((first.get("qat") or {}).get("training_samples") or first["cost"]["calibration_samples"])
+
+    @property
+    def megabytes(self) -> float:
+        return float(self.runs[0].metrics["size"]["quantized_mb"])
+
+    def layer_errors(self) -> tuple[list[str], np.ndarray]:
+        """Names of the layers, and their errors after training by run (seeds, layers)."""
+        return self.runs[0].layer_errors["layers"], np.array([r.layer_errors["after"] for r in self.runs])
+
+
+def gap(
+    a: Measured, b: Measured, split: str | None = None, model_a: str = QUANTIZED, model_b: str = QUANTIZED
+) -> Gap:
+    """score(b) − score(a), run by run."""
+    split = split or a.splits[0]
+    differences = [y - x for x, y in zip(a.values(split, model_a), b.values(split, model_b), strict=True)]
+    if len(differences) > 1:
+        return _over_runs(differences)
+    return _over_examples(a.runs[0], b.runs[0], split, model_a, model_b, differences[0])
+
+
+def drop(measured: Measured, split: str | None = None) -> Gap:
+    """Quantized − full precision, on the same examples."""
+    return gap(measured, measured, split, FULL_PRECISION, QUANTIZED)
+
+
+def _over_runs(differences: list[float]) -> Gap:
+    from scipy.stats import t
+
+    mean, count = fmean(differences), len(differences)
+    error = stdev(differences) / math.sqrt(count)
+    reach = float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * error
+    return Gap(mean, error, mean - reach, mean + reach, f"spread over {count} seeds")
+
+
+def _over_examples(
+    one: CellResult, other: CellResult, split: str, model_a: str, model_b: str, difference: float
+) -> Gap:
+    first, second = one.answers.get(split), other.answers.get(split)
+    unknown = Gap(difference, math.nan, math.nan, math.nan, "one seed, answers not comparable one by one")
+    if first is None or second is None:
+        return unknown
+    a, b = first.answers[model_a], second.answers[model_b]
+    same = first.truth is None or np.array_equal(first.truth, second.truth)
+    if a.shape != b.shape or not same or len(a) < 2:
+        return unknown
+    found = paired_bootstrap(first.metric, a, b, first.truth)
+    scale = 100.0
+    how = f"paired bootstrap over {len(a):,} examples, one seed"
+    return Gap(difference, scale * found.standard_error, scale * found.low, scale * found.high, how)
+
+
+class Results:
+    """Everything measured, by recipe."""
+
+    def __init__(self, runs: Mapping[Recipe, CellResult], seeds: int) -> None:
+        self._runs, self._seeds = runs, seeds
+
+    def __getitem__(self, recipe: Recipe) -> Measured:
+        cells = [replace(recipe, seed=recipe.seed + seed) for seed in range(self._seeds)]
+        return Measured([self._runs[cell] for cell in cells])
