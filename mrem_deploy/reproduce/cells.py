@@ -90,7 +90,8 @@ class Cells:
             history, answers = read_history(folder), read_answers(folder)
         except (OSError, ValueError, KeyError) as error:
             raise UserError(
-                f"the finished cell {folder} cannot be read: {error}", "remove that folder; it is run again then"
+                f"the finished cell {folder} cannot be read: {error}",
+                "remove that folder; it is run again then",
             ) from error
         return CellResult(metrics, history["curves"], history["layer_errors"], answers)
 
@@ -120,8 +121,8 @@ class Cells:
             metrics = self.load(recipe).metrics
             known.learn(recipe, metrics)
             score, seconds = metrics["accuracy"], time.perf_counter() - started
-            say(f"  {score['metric']} {score['quantized']:.2f} ({score['full_precision']:.2f} full precision) in "
-                f"{duration(seconds)}")  # fmt: skip
+            before, after = score["full_precision"], score["quantized"]
+            say(f"  {score['metric']} {after:.2f} (full precision {before:.2f}) in {duration(seconds)}")
 
 
 def over_seeds(recipes: Sequence[Recipe], seeds: int) -> list[Recipe]:

@@ -12,7 +12,7 @@ from typing import Any
 from mrem_deploy.config import Recipe, module_count
 from mrem_deploy.train.launch import usable_cores
 
-# Beside a training pass of MREM-S, which is a forward pass of the teacher, one of the student and a backward one.
+# Beside a training pass of MREM-S: teacher and student forward, student backward.
 FORWARD = 0.3  # a sentence through both models, to fill the cache or to initialise
 REM = 2.5  # a step of REM runs its block anew for each of its products
 QAT = 1.2  # attention scores are compared as well

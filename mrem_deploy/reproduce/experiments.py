@@ -133,7 +133,9 @@ EXPERIMENTS = {
         Experiment("overview", "Four dimensions at a glance", "fig:intro, fig:prelim", overview),
         Experiment("glue", "Comparison on GLUE", "tab:compare_sota", glue, all_subjects=True),
         Experiment("teacher-forcing", "Teacher forcing by steps", "tab:teacher_forcing", teacher_forcing),
-        Experiment("loss-curves", "Loss with and without teacher forcing", "fig:parallel_loss_curve", loss_curves),
+        Experiment(
+            "loss-curves", "Loss with and without teacher forcing", "fig:parallel_loss_curve", loss_curves
+        ),
         Experiment("rem-vs-mrem", "REM with as many steps as MREM", "tab:REM_MREM", rem_vs_mrem),
         Experiment("num-modules", "Number of modules", "fig:num_partition", num_modules),
         Experiment("calib-size", "Size of the calibration set", "fig:data_size", calib_size),

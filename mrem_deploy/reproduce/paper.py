@@ -158,8 +158,8 @@ TEACHER_FORCING = {
     ("2-2-4", 4000): {BASE: ("80.7±0.2", "81.0±0.2"), LARGE: ("83.1±0.1", "83.3±0.3")},
 }
 
-# tab:REM_MREM, BERT-base on MNLI: (bits, method, long) → steps, minutes, GB, matched, mismatched. The table has
-# 200 steps for the short REM, the text of its section 250.
+# tab:REM_MREM, BERT-base on MNLI: (bits, method, long) → steps, minutes, GB, matched, mismatched. The table
+# has 200 steps for the short REM, the text of its section 250.
 REM_MREM = {
     ("4-4-8", "rem", False): (200, 36, 2.5, "73.3±0.3", "74.9±0.2"),
     ("4-4-8", "rem", True): (2000, 319, 2.5, "81.8±0.2", "82.5±0.1"),
@@ -172,7 +172,7 @@ REM_MREM = {
     ("2-2-4", "mrem-s", True): (2000, 24, 4.6, "81.1±0.2", "81.5±0.2"),
 }
 
-# sec:num_module and fig:num_partition: GB by number of modules, BERT-base on MNLI; its accuracies are only drawn
+# sec:num_module, fig:num_partition: GB by number of modules, BERT-base on MNLI; its accuracies are only drawn
 MODULE_GIGABYTES = {1: 11.9, 2: 6.7, 3: 4.7, 4: 3.7, 6: 2.7}
 
 # tab:pcq, BERT-base on MNLI: (bits, method) → without PCQ m, mm; with PCQ m, mm

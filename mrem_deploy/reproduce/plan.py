@@ -150,7 +150,11 @@ def recipe_of(plan: Plan, subject: Subject, method: str, bits: str, **changes: A
     }
     optional: dict[str, Any] = {"lr": plan.lr, "max_length": plan.max_length}
     if method == "qat":  # it has rates of its own, and the training set instead of a calibration set
-        optional = {"max_length": plan.max_length, "train_size": plan.train_size, "qat_epochs": plan.qat_epochs}
+        optional = {
+            "max_length": plan.max_length,
+            "train_size": plan.train_size,
+            "qat_epochs": plan.qat_epochs,
+        }
     known = {item.name for item in fields(Recipe)}
     values |= {name: value for name, value in optional.items() if value is not None and name in known}
     return Recipe(**values | changes)
@@ -191,7 +195,9 @@ def differences(plan: Plan, subject: Subject, recipes: Recipes) -> list[str]:
     for name, words in _COMPARED.items():
         methods = _ONLY_OF.get(name)
         found.append((words, _values(ours, name, methods), _values(theirs, name, methods)))
-    found.append(("steps per product of REM", _values(ours, "steps", ("rem",)), _values(theirs, "steps", ("rem",))))
+    found.append(
+        ("steps per product of REM", _values(ours, "steps", ("rem",)), _values(theirs, "steps", ("rem",)))
+    )
     told = [
         f"{words} {_show(own)} (paper: {_show(papers)})"
         for words, own, papers in found
@@ -219,7 +225,13 @@ def _show(values: list[Any]) -> str:
             return "yes" if value else "no"
         if value == 0:
             return "all"
-        return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+        return (
+            f"{value:,}"
+            if isinstance(value, int)
+            else f"{value:g}"
+            if isinstance(value, float)
+            else str(value)
+        )
 
     return ", ".join(map(one, values))
 

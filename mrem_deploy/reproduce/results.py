@@ -56,7 +56,9 @@ class Measured:
     def metric(self) -> str:
         return str(self.runs[0].metrics["accuracy"]["metric"])
 
-    def values(self, split: str | None = None, model: str = QUANTIZED, metric: str | None = None) -> list[float]:
+    def values(
+        self, split: str | None = None, model: str = QUANTIZED, metric: str | None = None
+    ) -> list[float]:
         """The score of every run, in percent; of the first split where none is named."""
         split, metric = split or self.splits[0], metric or self.metric
         return [float(run.metrics["accuracy"]["splits"][split][model][metric]) for run in self.runs]

@@ -1,0 +1,183 @@
+"""`python -m mrem_deploy.reproduce WHAT …`: the paper's tables and figures on your model, beside its own."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from mrem_deploy import cli
+from mrem_deploy.benchmarks import options as opt
+from mrem_deploy.errors import UserError
+
+ALL = "all"
+EXAMPLES = """\
+examples:
+  python -m mrem_deploy.reproduce main --model my-bert-mnli --task mnli --data glue/MNLI --out reproduced --quick
+      QAT, REM, MREM-S and MREM-P beside the paper's table, in minutes
+  python -m mrem_deploy.reproduce all --model my-bert-mnli --task mnli --data glue/MNLI --out reproduced --dry-run
+      every cell of every experiment, and how long each would take
+  python -m mrem_deploy.reproduce num-modules calib-size --model M --task sst2 --data SST-2 --seeds 3 --steps 500 \\
+      --out reproduced
+  python -m mrem_deploy.reproduce glue --task rte --data glue/RTE --model my-rte --task mrpc --data glue/MRPC \\
+      --encoder bert-base-uncased --out reproduced
+      a model for RTE is given; for MRPC one is fine-tuned from the encoder
+
+The same command again runs only what is missing: after Ctrl-C it goes on where it stopped.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    from mrem_deploy.reproduce.experiments import EXPERIMENTS
+    from mrem_deploy.reproduce.subjects import Triple
+
+    whats = "\n".join(f"  {name:<18}{e.title} ({e.source})" for name, e in EXPERIMENTS.items())
+    parser = argparse.ArgumentParser(
+        prog="mrem reproduce",
+        description=f"Repeat the paper's experiments on a model of yours. WHAT is one or several of\n{whats}\n"
+        f"  {ALL:<18}all of them, on one page",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("what", nargs="+", metavar="WHAT", help="experiments, see above")
+    for name, help in (
+        ("model", "folder or hub id of a fine-tuned model"),
+        ("task", "its task; several triples of --model, --task and --data may follow each other"),
+        ("data", "folder, file or hub id of the task's data"),
+    ):
+        add(f"--{name}", action=Triple, metavar=name.upper(), help=help)
+    add("--out", required=True, metavar="DIR", help="folder for tables, plots and finished cells")
+    add("--quick", action="store_true", help="a small run; options that you give stay as given")
+    add("--dry-run", action="store_true", help="list the cells and how long they would take, run nothing")
+    add("--keep-models", action="store_true", help="keep the quantized weights of every cell")
+
+    def plan_option(flag: str, read: Any, help: str) -> None:
+        add(flag, type=read, default=argparse.SUPPRESS, metavar=flag[2:].upper(), help=help)
+
+    def whole(flag: str, least: int, help: str) -> None:
+        plan_option(flag, opt.whole(flag, least), help)
+
+    def several(flag: str, least: int, example: str, help: str) -> None:
+        plan_option(flag, opt.several(opt.whole(flag, least), flag, example), help)
+
+    whole("--seeds", 1, "runs of every cell, each with another calibration set (1; the paper has 10)")
+    plan_option(
+        "--bits", opt.several(opt.bits, "--bits", "2-2-8,2-2-4"), "only these, W-E-A (4-4-8,2-2-8,2-2-4)"
+    )
+    plan_option(
+        "--methods", opt.several(_method, "--methods", "rem,mrem-s"), "only these (all that are installed)"
+    )
+    whole("--steps", 1, "training steps per module (2000; SQuAD 4000)")
+    whole(
+        "--rem-steps", 1, "training steps per matrix product of REM (an eighth of --steps, as in the paper)"
+    )
+    several(
+        "--forcing-steps",
+        1,
+        "250,2000",
+        "steps of teacher-forcing (an eighth, a quarter, all, twice --steps)",
+    )
+    several("--module-counts", 1, "1,2,4", "numbers of modules of num-modules (1,2,3,4,6)")
+    several("--calib-sizes", 1, "32,512", "sizes of calib-size (32 … 8192)")
+    whole("--calib-size", 1, "calibration examples everywhere else (4096)")
+    whole("--modules", 1, "modules everywhere but in num-modules (4)")
+    whole("--batch-size", 1, "examples per step (32)")
+    whole("--max-length", 3, "tokens per example at most (128; SQuAD 384)")
+    plan_option("--lr", _rate, "learning rate of REM and MREM (the default of mrem quantize)")
+    whole("--eval-size", 1, "evaluate on that many random examples (all)")
+    whole("--train-size", 1, "training examples of QAT (all)")
+    plan_option("--qat-epochs", str, "epochs of both stages of QAT (3+3)")
+    add("--per-channel", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS,
+        help="one weight step per output channel, everywhere but in per-channel")  # fmt: skip
+    whole("--threads", 0, "CPU threads; 0 leaves torch's choice")
+    add("--encoder", metavar="MODEL", help="fine-tune a model from this one for every task without --model")
+    add("--finetune-epochs", type=float, default=3.0, help="epochs of that fine-tuning (default 3)")
+    return parser
+
+
+def _method(text: str) -> str:
+    from mrem_deploy.reproduce.plan import METHODS
+
+    if text not in METHODS:
+        raise UserError(f"--methods: {text!r} is unknown", f"choose among {', '.join(METHODS)}")
+    return text
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise UserError(f"--lr must be a number between 0 and 1; got {text!r}", "for example --lr 1e-3")
+    return value
+
+
+def experiment_names(what: list[str]) -> list[str]:
+    """The experiments asked for, each once, in the order of the page."""
+    from mrem_deploy.reproduce.experiments import EXPERIMENTS
+
+    unknown = [name for name in what if name not in (*EXPERIMENTS, ALL)]
+    if unknown:
+        raise UserError(
+            f"there is no experiment {unknown[0]!r}", f"choose among {', '.join(EXPERIMENTS)}, {ALL}"
+        )
+    return list(EXPERIMENTS) if ALL in what else [name for name in EXPERIMENTS if name in what]
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else argv
+    options = vars(build_parser().parse_args(arguments))
+    names = experiment_names(options.pop("what"))
+    triples = options.pop("triples", None)
+    for name in ("model", "task", "data"):
+        options.pop(name, None)
+
+    from mrem_deploy import environment
+    from mrem_deploy.benchmarks.output import check_folder
+    from mrem_deploy.reproduce import run
+    from mrem_deploy.reproduce.cells import Cells, note_subjects
+    from mrem_deploy.reproduce.page import Provenance, write_entry, write_page
+    from mrem_deploy.reproduce.plan import make_plan
+    from mrem_deploy.reproduce.subjects import Finetuning, find_subjects
+
+    quick, dry_run, keep = (options.pop(name) for name in ("quick", "dry_run", "keep_models"))
+    encoder, epochs = options.pop("encoder"), options.pop("finetune_epochs")
+    out = Path(options.pop("out")).expanduser().absolute()
+    if not dry_run:
+        check_folder(str(out))
+    finetuning = Finetuning(encoder, epochs, 32, options.get("max_length") or 128)
+    subjects = find_subjects(triples or [], out, finetuning, dry_run)
+    pairs = [(make_plan(subject.task, quick, options), subject) for subject in subjects]
+    seeds = pairs[0][0].seeds
+    jobs, idle = run.jobs_of(names, pairs)
+    missing = [*run.left_out([plan for plan, _ in pairs]), *idle]
+    if not jobs:
+        raise UserError(
+            "there is nothing to run: " + " ".join(missing), "give other --methods or experiments"
+        )
+    cells = Cells(out, subjects, keep)
+    recipes = run.cells_of(jobs, seeds)
+    if dry_run:
+        print("\n".join([*missing, run.listing(cells, recipes)]))
+        return 0
+    note_subjects(out, subjects)
+    cells.run(recipes)
+    entries = run.present(jobs, cells, seeds)
+    command = "python -m mrem_deploy.reproduce " + shlex.join(arguments)
+    provenance = Provenance(command, environment.describe(), missing)
+    for entry in entries:
+        print(f"\n{entry.text()}")
+        for path in write_entry(entry, out, provenance):
+            print(f"written: {path}")
+    title = "Reproduced: " + ", ".join(f"{Path(s.model).name} on {s.task}" for s in subjects)
+    pages = write_page(entries, out, title, provenance)
+    print("\n" + "\n".join([*missing, *(f"written: {page}" for page in pages)]))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(cli.run(main))

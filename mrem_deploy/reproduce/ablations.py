@@ -1,0 +1,230 @@
+"""The discussions of the paper: one factor changed at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mrem_deploy.reproduce import claims, experiments, figures, paper
+from mrem_deploy.reproduce.layout import (
+    NAMES,
+    Record,
+    Shown,
+    difference,
+    gap_fields,
+    method,
+    number,
+    score_columns,
+    score_fields,
+    scores_of,
+    spread,
+    words,
+)
+from mrem_deploy.reproduce.plan import Plan, Subject
+from mrem_deploy.reproduce.results import Gap, Measured, Results, gap
+
+
+def rem_vs_mrem(plan: Plan, subject: Subject, results: Results) -> Shown:
+    recipes = experiments.rem_vs_mrem(plan, subject)
+    first = results[recipes[0]]
+    scores = scores_of(subject, first)
+    records: list[Record] = []
+    rows: dict[tuple[str, str, bool], Measured] = {}
+    for recipe in dict.fromkeys(recipes):
+        long = recipe.steps == plan.steps
+        found = rows[recipe.bits, recipe.method, long] = results[recipe]
+        papers = paper.REM_MREM.get((recipe.bits, recipe.method, long))
+        record: Record = {
+            "bits": recipe.bits,
+            "method": recipe.method,
+            "steps": recipe.steps,
+            "paper_steps": papers and papers[0],
+            "minutes": found.minutes,
+            "paper_minutes": papers and papers[1],
+            "gigabytes": found.gigabytes,
+            "paper_gigabytes": papers and papers[2],
+        }
+        for score in scores:
+            quoted = paper.figure(papers[3 + score.papers]) if papers else None
+            record |= score_fields(score.key, found.score(score.split, metric=score.metric), quoted)
+        records.append(record)
+    columns = [
+        words("bits", "Bits"),
+        method(),
+        number("steps", "Steps", 0),
+        number("paper_steps", "paper", 0),
+        number("minutes", "Time, min"),
+        number("paper_minutes", "paper", 0),
+        number("gigabytes", "Memory, GB"),
+        number("paper_gigabytes", "paper"),
+        *score_columns(scores),
+    ]
+    found_here = []
+    for bits in dict.fromkeys(recipe.bits for recipe in recipes):
+        short, long_rem, mrem = (
+            rows.get((bits, *key)) for key in (("rem", False), ("rem", True), ("mrem-s", True))
+        )
+        if long_rem and mrem:
+            claim = f"{bits}: MREM-S scores above REM of as many steps"
+            found_here.append(
+                claims.above(claim, gap(long_rem, mrem), _papers(bits, "mrem-s", True, "rem", True))
+            )
+            claim = f"{bits}: MREM-S takes less time than REM of as many steps"
+            found_here.append(claims.less(claim, mrem.minutes, long_rem.minutes, "min"))
+        if short and long_rem:
+            claim = f"{bits}: more steps help REM"
+            found_here.append(
+                claims.above(claim, gap(short, long_rem), _papers(bits, "rem", True, "rem", False))
+            )
+    for record in records:
+        short_rem = record["method"] == "rem" and record["steps"] != plan.steps
+        record["series"] = "REM, fewer steps" if short_rem else NAMES[record["method"]]
+    plot = figures.scores("rem-vs-mrem", "REM and MREM-S", records, scores[0], "series")
+    return Shown(columns, records, found_here, [plot])
+
+
+def _papers(bits: str, better: str, long: bool, worse: str, worse_long: bool) -> float | None:
+    one, other = paper.REM_MREM.get((bits, better, long)), paper.REM_MREM.get((bits, worse, worse_long))
+    return paper.figure(one[3]).value - paper.figure(other[3]).value if one and other else None
+
+
+def num_modules(plan: Plan, subject: Subject, results: Results) -> Shown:
+    recipes = {int(r.modules): r for r in experiments.num_modules(plan, subject)}
+    measured = {count: results[recipe] for count, recipe in recipes.items()}
+    fewest, most = min(measured), max(measured)
+    records: list[Record] = [
+        {
+            "modules": count,
+            **score_fields("score", found.score(), None),
+            **gap_fields("change", gap(measured[fewest], found) if count != fewest else None),
+            "gigabytes": found.gigabytes,
+            "paper_gigabytes": paper.MODULE_GIGABYTES.get(count),
+            "minutes": found.minutes,
+        }
+        for count, found in measured.items()
+    ]
+    name = measured[fewest].metric
+    columns = [
+        number("modules", "Modules", 0),
+        spread("score", name.capitalize()),
+        difference("change", f"against {fewest} module{'s' if fewest > 1 else ''}"),
+        number("gigabytes", "Memory, GB", 2),
+        number("paper_gigabytes", "paper"),
+        number("minutes", "Time, min"),
+    ]
+    found_here = [
+        claims.falling("memory falls with the number of modules", [r["gigabytes"] for r in records], "GB")
+    ]
+    if fewest != most:
+        claim = f"{fewest} module{'s' if fewest > 1 else ''} score above {most}"
+        found_here.insert(0, claims.above(claim, gap(measured[most], measured[fewest])))
+    plot = figures.num_modules(records, name)
+    notes = ["The paper draws its scores without printing them.", f"All at {plan.lowest()}."]
+    return Shown(columns, records, found_here, [plot], notes, text_columns=1)
+
+
+def calib_size(plan: Plan, subject: Subject, results: Results) -> Shown:
+    recipes = {(r.method, r.calib_size): r for r in experiments.calib_size(plan, subject)}
+    measured = {key: results[recipe] for key, recipe in recipes.items()}
+    records: list[Record] = []
+    for size in plan.calib_sizes:
+        record: Record = {"examples": size}
+        for name in dict.fromkeys(name for name, _ in measured):
+            found = measured[name, size]
+            record["used"] = found.examples
+            record |= {name: found.score().mean, f"{name}_std": found.score().std}
+        if ("rem", size) in measured and ("mrem-s", size) in measured:
+            record |= gap_fields("ahead", gap(measured["rem", size], measured["mrem-s", size]))
+        records.append(record)
+    names = list(dict.fromkeys(name for name, _ in measured))
+    columns = [
+        number("examples", "Examples", 0),
+        number("used", "in the data", 0),
+        *(spread(name, NAMES[name]) for name in names),
+    ]
+    columns.append(difference("ahead", "MREM-S − REM"))
+    found_here = []
+    few, many = min(plan.calib_sizes), max(plan.calib_sizes)
+    if {"rem", "mrem-s"} <= set(names) and few != many:
+        behind = gap(measured["mrem-s", few], measured["rem", few])
+        found_here.append(claims.above(f"{few:,} examples: REM scores above MREM-S", behind))
+        ahead = gap(measured["rem", many], measured["mrem-s", many])
+        found_here.append(claims.above(f"{many:,} examples: MREM-S scores above REM", ahead))
+    for name in names:
+        if few != many:
+            claim = f"{NAMES[name]} gains from {few:,} to {many:,} examples"
+            found_here.append(claims.above(claim, gap(measured[name, few], measured[name, many])))
+    plot = figures.calib_size(records, names, next(iter(measured.values())).metric)
+    notes = [
+        "The paper draws these curves without printing their numbers; its REM stays at about 60.",
+        f"All at {plan.lowest()}.",
+    ]
+    return Shown(columns, records, found_here, [plot], notes, text_columns=1)
+
+
+def error_propagation(plan: Plan, subject: Subject, results: Results) -> Shown:
+    recipes = {(r.bits, r.method): r for r in experiments.error_propagation(plan, subject)}
+    errors = {key: results[recipe].layer_errors() for key, recipe in recipes.items()}
+    records: list[Record] = []
+    layers = next(iter(errors.values()))[0]
+    for index, layer in enumerate(layers):
+        record: Record = {"layer": layer}
+        for (bits, name), (_, values) in errors.items():
+            own = values[:, index]
+            record[f"{name} {bits}"] = float(own.mean())
+            record[f"{name} {bits}_std"] = float(own.std(ddof=1)) if len(own) > 1 else None
+        records.append(record)
+    columns = [
+        words("layer", "Layer"),
+        *(spread(f"{name} {bits}", f"{NAMES[name]} {bits}", 4) for bits, name in errors),
+    ]
+    found_here = []
+    for bits in dict.fromkeys(bits for bits, _ in errors):
+        if (bits, "rem") in errors and (bits, "mrem-s") in errors:
+            rem, mrem = (errors[bits, name][1].mean(axis=0) for name in ("rem", "mrem-s"))
+            lower = int((mrem < rem).sum())
+            claim = f"{bits}: MREM-S has a lower error than REM at every layer"
+            told = f"MREM-S / REM from {np.min(mrem / rem):.2f} to {np.max(mrem / rem):.2f}"
+            found_here.append(claims.counted(claim, lower, len(layers), told))
+    notes = [
+        "‖f̂ − f‖ / ‖f‖ over real tokens of the calibration set, with all layers before quantized as well. The "
+        "paper draws these curves without printing their numbers."
+    ]
+    plot = figures.error_propagation(records, list(errors))
+    return Shown(columns, records, found_here, [plot], notes, text_columns=1)
+
+
+def per_channel(plan: Plan, subject: Subject, results: Results) -> Shown:
+    recipes = {(r.bits, r.method, r.per_channel): r for r in experiments.per_channel(plan, subject)}
+    first = results[next(iter(recipes.values()))]
+    scores = scores_of(subject, first)
+    records: list[Record] = []
+    gains: dict[tuple[str, str], Gap] = {}
+    for bits, name in dict.fromkeys(key[:2] for key in recipes):
+        plain, channels = (results[recipes[bits, name, yes]] for yes in (False, True))
+        gains[bits, name] = gap(plain, channels)
+        papers = paper.PER_CHANNEL.get((bits, name))
+        record: Record = {"bits": bits, "method": name}
+        for score in scores:
+            for told, found, place in (("without", plain, 0), ("with", channels, 2)):
+                quoted = paper.figure(papers[place + score.papers]) if papers else None
+                ours = found.score(score.split, metric=score.metric)
+                record |= score_fields(f"{score.key}_{told}", ours, quoted)
+        record |= gap_fields("gain", gains[bits, name])
+        records.append(record)
+    columns = [words("bits", "Bits"), method()]
+    for score in scores:
+        for told in ("without", "with"):
+            key = f"{score.key}_{told}"
+            columns += [spread(key, f"{score.header} {told}"), spread(f"paper_{key}", "paper", 1)]
+    columns.append(difference("gain", "Gain"))
+    found_here = []
+    for bits in dict.fromkeys(bits for bits, _ in gains):
+        papers = paper.PER_CHANNEL.get((bits, "rem"))
+        lift = paper.figure(papers[2]).value - paper.figure(papers[0]).value if papers else None
+        if (bits, "rem") in gains:
+            found_here.append(claims.above(f"{bits}: per-channel steps help REM", gains[bits, "rem"], lift))
+        if (bits, "rem") in gains and (bits, "mrem-s") in gains:
+            more = gains[bits, "rem"].minus(gains[bits, "mrem-s"])
+            found_here.append(claims.above(f"{bits}: they help REM more than MREM-S", more))
+    plot = figures.per_channel(records, scores[0])
+    return Shown(columns, records, found_here, [plot])

@@ -1,0 +1,181 @@
+"""What stays: a csv, a json and plots of every experiment, and one page over all (index.md, index.html)."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from mrem_deploy.benchmarks.output import table as aligned
+from mrem_deploy.files import atomic_file, write_json, write_text
+from mrem_deploy.modelcard import Table, md, md_table
+from mrem_deploy.report import CSS, environment_table, figure_html, table_html
+from mrem_deploy.reproduce.claims import summary
+from mrem_deploy.reproduce.layout import Shown
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One experiment on one subject; `stem` names its files."""
+
+    stem: str
+    title: str
+    source: str
+    caption: str
+    shown: Shown
+
+    def table(self) -> Table:
+        return self.shown.table(self.title)
+
+    def text(self) -> str:
+        """For the screen: the table, what it is not, and what it says about the paper's orderings."""
+        table = self.table()
+        parts = [f"{self.title} ({self.source})", aligned(table.header, table.rows), self.caption]
+        parts += [*self.shown.notes, *self._told()]
+        return "\n\n".join(part for part in parts if part)
+
+    def _told(self) -> list[str]:
+        lines = [f"- {finding}" for finding in self.shown.findings]
+        return [summary(self.shown.findings), "\n".join(lines)] if lines else []
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where the numbers come from."""
+
+    command: str
+    environment: dict[str, Any]
+    left_out: Sequence[str]  # sentences about what could not be run
+
+    @property
+    def date(self) -> str:
+        return str(self.environment["date"])
+
+
+def write_entry(entry: Entry, folder: Path, provenance: Provenance) -> list[Path]:
+    """STEM.csv, STEM.json and plots/STEM*.png; returns what was written."""
+    shown = entry.shown
+    written = [folder / f"{entry.stem}.csv", folder / f"{entry.stem}.json"]
+    write_text(written[0], to_csv(shown.records))
+    write_json(
+        written[1],
+        {
+            "format": FORMAT,
+            "experiment": entry.title,
+            "paper": entry.source,
+            "caption": entry.caption,
+            "notes": shown.notes,
+            "rows": shown.records,
+            "orderings": [finding.as_dict() for finding in shown.findings],
+            "summary": summary(shown.findings),
+            "left_out": list(provenance.left_out),
+            "command": provenance.command,
+            "date": provenance.date,
+            "environment": provenance.environment,
+        },
+    )
+    for plot in shown.plots:
+        path = _picture(folder, entry, plot.name)
+        with atomic_file(path) as temporary:
+            temporary.write_bytes(plot.png)
+        written.append(path)
+    return written
+
+
+def to_csv(records: Sequence[dict[str, Any]]) -> str:
+    """Every number in full; what is not known is empty."""
+    names = list(dict.fromkeys(name for record in records for name in record))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def _picture(folder: Path, entry: Entry, name: str) -> Path:
+    stem = entry.stem if name in entry.stem else f"{entry.stem}-{name}"
+    return folder / "plots" / f"{stem}.png"
+
+
+def write_page(entries: Sequence[Entry], folder: Path, title: str, provenance: Provenance) -> list[Path]:
+    pages = [folder / "index.md", folder / "index.html"]
+    write_text(pages[0], _markdown(entries, folder, title, provenance))
+    write_text(pages[1], _html(entries, title, provenance))
+    return pages
+
+
+def _findings(entries: Sequence[Entry]) -> str:
+    return summary([finding for entry in entries for finding in entry.shown.findings])
+
+
+def _markdown(entries: Sequence[Entry], folder: Path, title: str, provenance: Provenance) -> str:
+    parts = [f"# {md(title)}", md(_findings(entries)), f"```\n{provenance.command}\n```", md(provenance.date)]
+    parts += [f"> {md(sentence)}" for sentence in provenance.left_out]
+    for entry in entries:
+        parts += [f"## {md(entry.title)}", md(f"In the paper: {entry.source}."), md(entry.caption)]
+        for plot in entry.shown.plots:
+            picture = _picture(folder, entry, plot.name).relative_to(folder)
+            parts += [f"![{plot.title}]({picture.as_posix()})", md(plot.caption)]
+        parts += [md_table(entry.table()), *map(md, entry.shown.notes)]
+        if entry.shown.findings:
+            parts.append(md(summary(entry.shown.findings)))
+            parts.append("\n".join(f"- {md(str(finding))}" for finding in entry.shown.findings))
+    parts += ["## Environment", md_table(environment_table(provenance.environment))]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _section(entry: Entry) -> str:
+    figures = "".join(
+        figure_html(plot).replace(f'"{plot.name}-', f'"{entry.stem}-{plot.name}-')
+        for plot in entry.shown.plots
+    )
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in (entry.caption, *entry.shown.notes))
+    found = "".join(
+        f"<li>{escape(f.claim)}: <b>{escape(f.verdict)}</b> ({escape(f.evidence)})</li>"
+        for f in entry.shown.findings
+    )
+    told = f"<p>{escape(summary(entry.shown.findings))}</p><ul>{found}</ul>" if found else ""
+    anchor, source = escape(entry.stem, quote=True), escape(f"In the paper: {entry.source}.")
+    body = f'{table_html(entry.table())}<p class="note">{source}</p>{notes}{told}{figures}'
+    return f'<div id="{anchor}">{body}</div>\n'
+
+
+def _html(entries: Sequence[Entry], title: str, provenance: Provenance) -> str:
+    links = " · ".join(
+        f'<a href="#{escape(e.stem, quote=True)}">{escape(e.title)}</a>' for e in entries if len(entries) > 1
+    )
+    left_out = "".join(f'<p class="warning">{escape(sentence)}</p>' for sentence in provenance.left_out)
+    sections = "".join(_section(entry) for entry in entries)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+<style>{CSS}
+main {{ max-width: 1080px; }} li {{ margin: 3px 0; font-size: 14px; }} a {{ color: var(--accent); }}
+</style>
+</head>
+<body>
+<main>
+<header><div class="eyebrow">The paper's experiments</div>
+<h1>{escape(title)}</h1>
+<p class="lead">{escape(_findings(entries))}</p></header>
+{left_out}
+<p class="note">{links}</p>
+{sections}
+<div class="details">{table_html(environment_table(provenance.environment))}
+<section><h2>Command</h2><pre>{escape(provenance.command)}</pre></section></div>
+<footer>Every number is in the csv and json files beside this page. Made by mrem_deploy.</footer>
+</main>
+</body>
+</html>
+"""

@@ -1,0 +1,117 @@
+"""From experiments to pages: collect the cells of all that is asked for, run what is missing, show the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mrem_deploy.config import Recipe
+from mrem_deploy.modelcard import duration
+from mrem_deploy.reproduce import ablations, forcing, tables
+from mrem_deploy.reproduce.cells import Cells, describe, over_seeds
+from mrem_deploy.reproduce.experiments import EXPERIMENTS, Experiment
+from mrem_deploy.reproduce.page import Entry
+from mrem_deploy.reproduce.plan import Plan, Subject, available_methods, differences
+from mrem_deploy.reproduce.results import Results
+
+PRESENTERS = {
+    "main": tables.main,
+    "overview": tables.overview,
+    "teacher-forcing": forcing.teacher_forcing,
+    "loss-curves": forcing.loss_curves,
+    "rem-vs-mrem": ablations.rem_vs_mrem,
+    "num-modules": ablations.num_modules,
+    "calib-size": ablations.calib_size,
+    "error-propagation": ablations.error_propagation,
+    "per-channel": ablations.per_channel,
+}
+Pair = tuple[Plan, Subject]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One experiment on one subject, or on all of them together."""
+
+    experiment: Experiment
+    pairs: tuple[Pair, ...]
+
+    def recipes(self) -> list[Recipe]:
+        found = [recipe for plan, subject in self.pairs for recipe in self.experiment.recipes(plan, subject)]
+        return list(dict.fromkeys(found))
+
+    def caption(self) -> str:
+        """Everything in which this run is not the paper's."""
+        told = [
+            difference for pair in self.pairs for difference in differences(*pair, self.experiment.recipes)
+        ]
+        unlike = list(dict.fromkeys(told))
+        return (
+            f"Differs from the paper: {'; '.join(unlike)}." if unlike else "The paper's settings throughout."
+        )
+
+
+def jobs_of(names: Sequence[str], pairs: Sequence[Pair]) -> tuple[list[Job], list[str]]:
+    """The jobs, and sentences about those that have nothing to run."""
+    jobs, idle = [], []
+    for name in names:
+        experiment = EXPERIMENTS[name]
+        groups = [tuple(pairs)] if experiment.all_subjects else [(pair,) for pair in pairs]
+        for group in groups:
+            job = Job(experiment, group)
+            if job.recipes():
+                jobs.append(job)
+            else:
+                idle.append(f"{name} is left out: none of its methods is among those to run.")
+    return jobs, idle
+
+
+def cells_of(jobs: Sequence[Job], seeds: int) -> list[Recipe]:
+    """Every cell that any job needs, once."""
+    return over_seeds(list(dict.fromkeys(recipe for job in jobs for recipe in job.recipes())), seeds)
+
+
+def left_out(plans: Sequence[Plan]) -> list[str]:
+    """Methods that were asked for and are not installed."""
+    known = available_methods()
+    unknown = dict.fromkeys(m for plan in plans for m in plan.methods if m not in known)
+    return [f"{name} is left out: this version of mrem_deploy does not have it." for name in unknown]
+
+
+def listing(cells: Cells, recipes: Sequence[Recipe]) -> str:
+    """What would be run and how long it would take, by what is known already."""
+    known = cells.estimate(recipes)
+    lines, left = [], []
+    for recipe in recipes:
+        if cells.is_finished(recipe):
+            lines.append(f"  finished   {describe(recipe)}")
+            continue
+        seconds = known.seconds(recipe)
+        left.append(seconds)
+        lines.append(f"  {duration(seconds) if seconds is not None else 'unknown':<10} {describe(recipe)}")
+    sure = [seconds for seconds in left if seconds is not None]
+    if not left:
+        told = "nothing is left to run"
+    elif len(sure) < len(left):
+        told = f"{len(left)} cells to run; how long they take is known once one has finished"
+    else:
+        told = f"{len(left)} cells to run, about {duration(sum(sure))}"
+    return "\n".join([*lines, f"{len(recipes)} cells; {told}"])
+
+
+def present(jobs: Sequence[Job], cells: Cells, seeds: int) -> list[Entry]:
+    """The tables and plots of finished cells."""
+    runs = {recipe: cells.load(recipe) for recipe in cells_of(jobs, seeds)}
+    results = Results(runs, seeds)
+    several = len({subject.task for job in jobs for _, subject in job.pairs}) > 1
+    entries = []
+    for job in jobs:
+        experiment, (plan, subject) = job.experiment, job.pairs[0]
+        if experiment.all_subjects:
+            stem, title = experiment.name, experiment.title
+            shown = tables.glue(job.pairs, results)
+        else:
+            stem = f"{experiment.name}-{subject.task}" if several else experiment.name
+            title = f"{experiment.title}: {subject.task}"
+            shown = PRESENTERS[experiment.name](plan, subject, results)
+        entries.append(Entry(stem, title, experiment.source, job.caption(), shown))
+    return entries

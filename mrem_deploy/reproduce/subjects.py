@@ -1,0 +1,123 @@
+"""Which models on which tasks: triples from the command line, and models fine-tuned where none is given."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mrem_deploy.errors import UserError
+from mrem_deploy.finetune import RECORD, FinetuneSettings, finetune
+from mrem_deploy.loading import quiet_transformers
+from mrem_deploy.progress import say
+from mrem_deploy.reproduce.cells import fingerprint
+from mrem_deploy.reproduce.fresh import in_fresh_process
+from mrem_deploy.reproduce.plan import Subject
+from mrem_deploy.tasks import find_task
+
+
+class Triple(argparse.Action):
+    """--model, --task and --data stand together; an option that comes a second time begins the next triple."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option: str | None = None,
+    ) -> None:
+        triples = getattr(namespace, "triples", None) or [{}]
+        name = str(option).removeprefix("--")
+        if name in triples[-1]:
+            triples.append({})
+        triples[-1][name] = values
+        namespace.triples = triples
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    """How a missing model is made; None where that is not wanted."""
+
+    encoder: str | None
+    epochs: float
+    batch_size: int
+    max_length: int
+
+
+def find_subjects(
+    triples: Sequence[dict[str, str]], out: Path, finetuning: Finetuning, dry_run: bool
+) -> list[Subject]:
+    """Check every triple, fine-tune what has no model, and look at every model's shape."""
+    found = []
+    for given in triples or [{}]:
+        missing = [f"--{name}" for name in ("task", "data") if name not in given]
+        if missing:
+            raise UserError(
+                f"{' and '.join(missing)} must be given", "for example --task mnli --data glue/MNLI"
+            )
+        task = find_task(given["task"]).name
+        if any(subject.task == task for subject in found):
+            raise UserError(f"--task {task} is given twice", "compare two models in two folders (--out)")
+        data = _absolute(given["data"])
+        model = (
+            _absolute(given["model"])
+            if "model" in given
+            else _finetuned(task, data, out, finetuning, dry_run)
+        )
+        layers, hidden = _shape(model, finetuning.encoder)
+        found.append(Subject(model, task, data, layers, hidden, fingerprint(model)))
+    return found
+
+
+def _absolute(place: str) -> str:
+    path = Path(place).expanduser()
+    return str(path.absolute()) if path.exists() else place  # what does not exist may be a hub id
+
+
+def _finetuned(task: str, data: str, out: Path, how: Finetuning, dry_run: bool) -> str:
+    """The folder of the model for this task, made now unless an earlier run has."""
+    if how.encoder is None:
+        raise UserError(
+            f"--model is missing for --task {task}",
+            "give a fine-tuned model, or --encoder to fine-tune one from for every task without a model",
+        )
+    folder = out / "models" / task
+    if (folder / RECORD).exists():
+        return str(folder)
+    if dry_run:
+        say(f"{task}: a model would be fine-tuned from {how.encoder} for {how.epochs:g} epochs first")
+        return str(folder)
+    say(f"{task}: no model given; fine-tuning one from {how.encoder}")
+    settings = FinetuneSettings(
+        model=_absolute(how.encoder),
+        task=task,
+        data=data,
+        out=str(folder),
+        epochs=how.epochs,
+        batch_size=how.batch_size,
+        max_length=how.max_length,
+    )
+    in_fresh_process(_finetune, settings)
+    return str(folder)
+
+
+def _finetune(settings: FinetuneSettings) -> None:
+    finetune(settings, resume=True)
+
+
+def _shape(model: str, encoder: str | None) -> tuple[int, int]:
+    """Layers and width; of a model still to be fine-tuned those of its encoder."""
+    from transformers import AutoConfig
+
+    place = model if Path(model).exists() or encoder is None or "/models/" not in model else encoder
+    try:
+        with quiet_transformers():
+            config = AutoConfig.from_pretrained(place)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"--model {place} cannot be read: {str(error).splitlines()[0]}",
+            "give a folder with a fine-tuned model",
+        ) from error
+    return int(config.num_hidden_layers), int(config.hidden_size)
