@@ -15,14 +15,14 @@ from mrem_deploy.errors import UserError
 ALL = "all"
 EXAMPLES = """\
 examples:
-  python -m mrem_deploy.reproduce main --model my-bert-mnli --task mnli --data glue/MNLI --out reproduced --quick
+  python -m mrem_deploy.reproduce main --model my-bert --task mnli --data glue/MNLI --out reproduced --quick
       QAT, REM, MREM-S and MREM-P beside the paper's table, in minutes
-  python -m mrem_deploy.reproduce all --model my-bert-mnli --task mnli --data glue/MNLI --out reproduced --dry-run
+  python -m mrem_deploy.reproduce all --model my-bert --task mnli --data glue/MNLI --out reproduced --dry-run
       every cell of every experiment, and how long each would take
-  python -m mrem_deploy.reproduce num-modules calib-size --model M --task sst2 --data SST-2 --seeds 3 --steps 500 \\
-      --out reproduced
-  python -m mrem_deploy.reproduce glue --task rte --data glue/RTE --model my-rte --task mrpc --data glue/MRPC \\
-      --encoder bert-base-uncased --out reproduced
+  python -m mrem_deploy.reproduce num-modules calib-size --model M --task sst2 --data SST-2 --seeds 3 \\
+      --steps 500 --out reproduced
+  python -m mrem_deploy.reproduce glue --task rte --data glue/RTE --model my-rte \\
+      --task mrpc --data glue/MRPC --encoder bert-base-uncased --out reproduced
       a model for RTE is given; for MRPC one is fine-tuned from the encoder
 
 The same command again runs only what is missing: after Ctrl-C it goes on where it stopped.
@@ -36,8 +36,8 @@ def build_parser() -> argparse.ArgumentParser:
     whats = "\n".join(f"  {name:<18}{e.title} ({e.source})" for name, e in EXPERIMENTS.items())
     parser = argparse.ArgumentParser(
         prog="mrem reproduce",
-        description=f"Repeat the paper's experiments on a model of yours. WHAT is one or several of\n{whats}\n"
-        f"  {ALL:<18}all of them, on one page",
+        description="Repeat the paper's experiments on a model of yours. WHAT is one or several of\n"
+        f"{whats}\n  {ALL:<18}all of them, on one page",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -44,7 +44,7 @@ def rem_vs_mrem(plan: Plan, subject: Subject, results: Results) -> Shown:
             "paper_gigabytes": papers and papers[2],
         }
         for score in scores:
-            quoted = paper.figure(papers[3 + score.papers]) if papers else None
+            quoted = paper.figure(papers[3:][score.papers]) if papers else None
             record |= score_fields(score.key, found.score(score.split, metric=score.metric), quoted)
         records.append(record)
     columns = [
@@ -186,7 +186,7 @@ def error_propagation(plan: Plan, subject: Subject, results: Results) -> Shown:
             told = f"MREM-S / REM from {np.min(mrem / rem):.2f} to {np.max(mrem / rem):.2f}"
             found_here.append(claims.counted(claim, lower, len(layers), told))
     notes = [
-        "‖f̂ − f‖ / ‖f‖ over real tokens of the calibration set, with all layers before quantized as well. The "
+        "‖f̂ − f‖ / ‖f‖ over real tokens of the calibration set, with all layers before quantized too. The "
         "paper draws these curves without printing their numbers."
     ]
     plot = figures.error_propagation(records, list(errors))

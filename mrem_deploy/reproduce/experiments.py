@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mrem_deploy.config import Recipe
+from mrem_deploy.reproduce import paper
 from mrem_deploy.reproduce.plan import Plan, Recipes, Subject, recipe_of
 
 
@@ -21,6 +22,7 @@ class Experiment:
     source: str
     recipes: Recipes
     all_subjects: bool = False  # one table over all tasks instead of one for each
+    tasks: tuple[str, ...] = tuple(paper.MAIN)  # on which the paper has it
 
 
 def main(plan: Plan, subject: Subject) -> list[Recipe]:
@@ -131,7 +133,7 @@ EXPERIMENTS = {
     for experiment in (
         Experiment("main", "Time, memory, data and score by method", "tab:main_mnli, tab:main_squad*", main),
         Experiment("overview", "Four dimensions at a glance", "fig:intro, fig:prelim", overview),
-        Experiment("glue", "Comparison on GLUE", "tab:compare_sota", glue, all_subjects=True),
+        Experiment("glue", "Comparison on GLUE", "tab:compare_sota", glue, True, paper.GLUE_TASKS),
         Experiment("teacher-forcing", "Teacher forcing by steps", "tab:teacher_forcing", teacher_forcing),
         Experiment(
             "loss-curves", "Loss with and without teacher forcing", "fig:parallel_loss_curve", loss_curves

@@ -114,8 +114,8 @@ def _ours_and_paper(
     np.atleast_1d(drawn)[0].set_ylabel(f"{score.header} (%)")
     figure.legend(handles, series, loc="outside lower center", ncols=len(series))
     caption = (
-        f"{score.header} by bits and method. The scales of the two panels differ. Bars are standard deviations "
-        "over seeds, where there are several."
+        f"{score.header} by bits and method. The scales of the two panels differ. Bars are standard "
+        "deviations over seeds, where there are several."
     )
     return name, title, caption, figure
 
@@ -162,7 +162,7 @@ def per_channel(records: Sequence[Record], score: Score) -> Parts:
 @styled
 def overview(records: Sequence[Record], score: Score, bits: str) -> Parts:
     """Four panels of bars, a method each; a missing number leaves its place empty."""
-    names = [NAMES.get(r["method"], r["method"]) for r in records]
+    names = [str(NAMES.get(r["method"], r["method"])) for r in records]
     panels = [
         (score.key, f"{score.header} (%)", "{:.1f}"),
         ("minutes", "Training time (min)", "{:.1f}"),
@@ -195,7 +195,7 @@ def overview(records: Sequence[Record], score: Score, bits: str) -> Parts:
 def teacher_forcing(records: Sequence[Record], metric: str) -> Parts:
     widths = list(dict.fromkeys(r["bits"] for r in records))
     figure, drawn = new_figure(3.5, columns=len(widths))
-    handles = []
+    handles: list[Any] = []
     for axes, bits in zip(np.atleast_1d(drawn), widths, strict=True):
         own = [r for r in records if r["bits"] == bits]
         steps = _column(own, "steps")

@@ -1,4 +1,4 @@
-"""Teacher forcing in MREM-P: what it gains by steps and bits, and what it does to the loss of every module."""
+"""Teacher forcing in MREM-P: what it gains by steps and bits, and what it does to the loss of modules."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def _forcing_findings(gains: dict[tuple[str, int], Gap]) -> list[Finding]:
         claims.above(f"{bits}, {steps:,} steps: teacher forcing helps", gain)
         for (bits, steps), gain in gains.items()
     ]
-    widths, steps = (list(dict.fromkeys(key[i] for key in gains)) for i in (0, 1))
-    few, many = min(steps), max(steps)
+    widths = list(dict.fromkeys(bits for bits, _ in gains))
+    few, many = min(steps for _, steps in gains), max(steps for _, steps in gains)
     for bits in widths:
         if few != many:
             more = gains[bits, few].minus(gains[bits, many])

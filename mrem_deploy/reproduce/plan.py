@@ -186,8 +186,13 @@ _ONLY_OF = {  # elsewhere the option has no effect
 }
 
 
-def differences(plan: Plan, subject: Subject, recipes: Recipes) -> list[str]:
-    """Everything in which these runs differ from the paper's, as "ours (paper: theirs)"."""
+def differences(
+    plan: Plan, subject: Subject, recipes: Recipes, tasks: Sequence[str] = tuple(paper.MAIN)
+) -> list[str]:
+    """Everything in which these runs differ from the paper's, as "ours (paper: theirs)".
+
+    tasks: those that the paper has in this experiment.
+    """
     published = paper_plan(subject.task)
     geometry = {paper.BASE: (12, 768), paper.LARGE: (24, 1024)}[subject.paper_model]
     ours, theirs = recipes(plan, subject), recipes(published, replace(subject, layers=geometry[0]))
@@ -205,7 +210,9 @@ def differences(plan: Plan, subject: Subject, recipes: Recipes) -> list[str]:
     ]
     if plan.seeds != published.seeds:
         told.insert(0, f"{_plural(plan.seeds, 'seed')} (paper: {published.seeds})")
-    if subject.task not in paper.MAIN:
+    if plan.batch_size != published.batch_size:
+        told.append(f"batch size {plan.batch_size} (the paper does not say; {published.batch_size} is usual)")
+    if subject.task not in tasks:
         told.append(f"task {subject.task} (paper: {subject.paper_task})")
     if (subject.layers, subject.hidden) != geometry:
         shape = f"{subject.layers} layers of width {subject.hidden}"

@@ -127,7 +127,7 @@ def _over_examples(
     if first is None or second is None:
         return unknown
     a, b = first.answers[model_a], second.answers[model_b]
-    same = first.truth is None or np.array_equal(first.truth, second.truth)
+    same = first.truth is None or (second.truth is not None and np.array_equal(first.truth, second.truth))
     if a.shape != b.shape or not same or len(a) < 2:
         return unknown
     found = paired_bootstrap(first.metric, a, b, first.truth)

@@ -1,4 +1,4 @@
-"""From experiments to pages: collect the cells of all that is asked for, run what is missing, show the rest."""
+"""From experiments to tables: the cells of all that is asked for, their cost, and what they show."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ class Job:
 
     def caption(self) -> str:
         """Everything in which this run is not the paper's."""
-        told = [
-            difference for pair in self.pairs for difference in differences(*pair, self.experiment.recipes)
-        ]
+        recipes, tasks = self.experiment.recipes, self.experiment.tasks
+        told = [difference for pair in self.pairs for difference in differences(*pair, recipes, tasks)]
         unlike = list(dict.fromkeys(told))
         return (
             f"Differs from the paper: {'; '.join(unlike)}." if unlike else "The paper's settings throughout."

@@ -19,7 +19,7 @@ from mrem_deploy.tasks import find_task
 
 
 class Triple(argparse.Action):
-    """--model, --task and --data stand together; an option that comes a second time begins the next triple."""
+    """--model, --task and --data stand together; one that comes a second time begins the next triple."""
 
     def __call__(
         self,
@@ -50,7 +50,7 @@ def find_subjects(
     triples: Sequence[dict[str, str]], out: Path, finetuning: Finetuning, dry_run: bool
 ) -> list[Subject]:
     """Check every triple, fine-tune what has no model, and look at every model's shape."""
-    found = []
+    found: list[Subject] = []
     for given in triples or [{}]:
         missing = [f"--{name}" for name in ("task", "data") if name not in given]
         if missing:

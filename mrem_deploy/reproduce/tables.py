@@ -173,8 +173,8 @@ def glue(pairs: Sequence[tuple[Plan, Subject]], results: Results) -> Shown:
         columns += [spread(task, task.upper()), spread(f"paper_{task}", "paper", 1)]
     columns += [number("average", "Average", 2), number("paper_average", "paper", 1)]
     note = (
-        "Averages are over the tasks shown. Rows without figures of ours are quoted from the paper. Sizes are "
-        "those of the first task's model."
+        "Averages are over the tasks shown. Rows without figures of ours are quoted from the paper. Sizes "
+        "are those of the first task's model."
     )
     return Shown(columns, records, _glue_findings(measured), [], [note], text_columns=3)
 
@@ -185,7 +185,7 @@ def _glue_record(
     full = key == ("full", "full")
     own = any_of if full else ours
     model = {"model": FULL_PRECISION} if full else {}
-    size = next((f.runs[0].metrics["size"] for f in own.values()), {})
+    size: dict[str, Any] = next((f.runs[0].metrics["size"] for f in own.values()), {})
     record: Record = {
         "method": key[0],
         "bits": "32" if full else key[1],
