@@ -107,13 +107,15 @@ def measure(job: Job) -> dict[str, Any]:
                 mapped_before = _mapped_mb()
                 streams.cache = filled_cache(job)
             name = f"module {index + 1}/{job.modules}"
+            began = time.perf_counter()
             with PeakMemory("cpu") as peak:
                 curve = train_module(full, quantized, index, name, streams, settings, None, 0)
+            seconds = time.perf_counter() - began
             losses.append(curve[-1][1])
             resident = streams.cache.megabytes if streams.cache else 0.0
             if streams.cache and streams.cache.on_disk:
                 resident = max(_mapped_mb() - mapped_before, 0.0)
-            phases.append({"name": name, "peak_mb": peak.mb, "cache_mb": resident})
+            phases.append({"name": name, "peak_mb": peak.mb, "cache_mb": resident, "seconds": seconds})
     finally:
         streams.close()
     if not np.isfinite(losses).all():

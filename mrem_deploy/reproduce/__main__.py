@@ -93,6 +93,15 @@ def build_parser() -> argparse.ArgumentParser:
     add("--per-channel", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS,
         help="one weight step per output channel, everywhere but in per-channel")  # fmt: skip
     whole("--threads", 0, "CPU threads; 0 leaves torch's choice")
+    add("--geometry", type=opt.several(_geometry, "--geometry", "bert-base,bert-large"), default=(),
+        help="main and overview: also time and memory of these models, measured over a few steps with random "
+        "weights and extrapolated: bert-base, bert-large")  # fmt: skip
+    add(
+        "--geometry-steps",
+        type=opt.whole("--geometry-steps", 2),
+        default=2,
+        help="measured steps (default 2)",
+    )
     add("--encoder", metavar="MODEL", help="fine-tune a model from this one for every task without --model")
     add("--finetune-epochs", type=float, default=3.0, help="epochs of that fine-tuning (default 3)")
     return parser
@@ -103,6 +112,16 @@ def _method(text: str) -> str:
 
     if text not in METHODS:
         raise UserError(f"--methods: {text!r} is unknown", f"choose among {', '.join(METHODS)}")
+    return text
+
+
+def _geometry(text: str) -> str:
+    from mrem_deploy.reproduce.geometry import PAPER_MODELS
+
+    if text not in PAPER_MODELS:
+        raise UserError(
+            f"--geometry: {text!r} is not in the paper", f"choose among {', '.join(PAPER_MODELS)}"
+        )
     return text
 
 
@@ -145,6 +164,9 @@ def main(argv: list[str] | None = None) -> int:
     from mrem_deploy.reproduce.subjects import Finetuning, find_subjects
 
     quick, dry_run, keep = (options.pop(name) for name in ("quick", "dry_run", "keep_models"))
+    geometry, steps = options.pop("geometry"), options.pop("geometry_steps")
+    if geometry and not {"main", "overview"} & set(names):
+        raise UserError("--geometry belongs to main and overview", "add one of them, or leave the option out")
     encoder, epochs = options.pop("encoder"), options.pop("finetune_epochs")
     out = Path(options.pop("out")).expanduser().absolute()
     if not dry_run:
@@ -167,6 +189,7 @@ def main(argv: list[str] | None = None) -> int:
     note_subjects(out, subjects)
     cells.run(recipes)
     entries = run.present(jobs, cells, seeds)
+    entries += run.of_geometry(geometry, steps, pairs[0][0], out)
     command = "python -m mrem_deploy.reproduce " + shlex.join(arguments)
     provenance = Provenance(command, environment.describe(), missing)
     for entry in entries:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from mrem_deploy.config import Recipe
 from mrem_deploy.modelcard import duration
-from mrem_deploy.reproduce import ablations, forcing, tables
+from mrem_deploy.reproduce import ablations, forcing, geometry, tables
 from mrem_deploy.reproduce.cells import Cells, describe, over_seeds
 from mrem_deploy.reproduce.experiments import EXPERIMENTS, Experiment
 from mrem_deploy.reproduce.page import Entry
@@ -25,6 +26,7 @@ PRESENTERS = {
     "error-propagation": ablations.error_propagation,
     "per-channel": ablations.per_channel,
 }
+LENGTH = 128  # tokens, of a step that is measured
 Pair = tuple[Plan, Subject]
 
 
@@ -95,6 +97,19 @@ def listing(cells: Cells, recipes: Sequence[Recipe]) -> str:
     else:
         told = f"{len(left)} cells to run, about {duration(sum(sure))}"
     return "\n".join([*lines, f"{len(recipes)} cells; {told}"])
+
+
+def of_geometry(names: Sequence[str], steps: int, plan: Plan, out: Path) -> list[Entry]:
+    """Time and memory of the paper's models on this machine, where they are asked for."""
+    if not names:
+        return []
+    length = plan.max_length or LENGTH
+    bits = plan.widths(("4-4-8",))[0]
+    shapes = [geometry.Shape(name, bits, plan.batch_size, length, steps, plan.threads) for name in names]
+    records = geometry.measure_all(shapes, plan.methods, out / "geometry")
+    title = "Time and memory of the paper's models, extrapolated"
+    caption = "Measured over a few steps on this machine with random weights, and extrapolated."
+    return [Entry("geometry", title, "tab:main_mnli", caption, geometry.show(records, shapes[0]))]
 
 
 def present(jobs: Sequence[Job], cells: Cells, seeds: int) -> list[Entry]:

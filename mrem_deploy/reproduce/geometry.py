@@ -1,0 +1,211 @@
+"""Time and memory of the paper's own models on this machine: a few steps are measured, the rest computed.
+
+Time and memory depend on the shape of a model and not on its weights, so random ones do. Every method runs
+its real training code for a few steps in a process of its own; seconds per step times the paper's steps is
+the time. What is extrapolated is labelled so in the table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mrem_deploy.benchmarks import memory_job
+from mrem_deploy.benchmarks.geometry import GEOMETRIES, Geometry, random_model, random_tokens
+from mrem_deploy.benchmarks.memory import add_totals
+from mrem_deploy.files import write_json
+from mrem_deploy.progress import say
+from mrem_deploy.reproduce import claims, paper
+from mrem_deploy.reproduce.fresh import in_fresh_process
+from mrem_deploy.reproduce.layout import NAMES, Record, Shown, method, number, words
+from mrem_deploy.reproduce.plan import available_methods, paper_plan
+
+TRAINING_EXAMPLES = 392_702  # of MNLI
+REM_LAYERS = 3  # the first, the last, and one that stands for all between them
+PAPER_MODELS = {"bert-base": paper.BASE, "bert-large": paper.LARGE}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is measured: one geometry with the batch of a training step."""
+
+    geometry: str
+    bits: str
+    batch_size: int
+    length: int
+    steps: int
+    threads: int
+
+    @property
+    def numbers(self) -> Geometry:
+        return GEOMETRIES[self.geometry]
+
+
+def measure_all(shapes: Sequence[Shape], methods: Sequence[str], folder: Path) -> list[Record]:
+    """Every method of every shape; what is in `folder` already is not measured again."""
+    records = []
+    for shape in shapes:
+        for name in ("qat", "rem", "mrem-s"):
+            if name not in methods or name not in available_methods():
+                continue
+            key = hashlib.sha256(json.dumps([asdict(shape), name]).encode()).hexdigest()[:16]
+            path = folder / f"{key}.json"
+            if not path.exists():
+                say(f"measuring {NAMES[name]} on {shape.geometry}, {shape.steps} steps")
+                write_json(path, {**asdict(shape), "method": name, **_MEASURES[name](shape)})
+            found = json.loads(path.read_text(encoding="utf-8"))
+            records += [_record(shape, row, found) for row in _rows(name, methods)]
+    return records
+
+
+def _rows(name: str, methods: Sequence[str]) -> list[str]:
+    """MREM-P has the steps of MREM-S, all modules at the same time."""
+    return [name, *(["mrem-p"] if name == "mrem-s" and "mrem-p" in methods else [])]
+
+
+def _measure_mrem(shape: Shape) -> dict[str, Any]:
+    modules = paper_plan("mnli").modules
+    examples = shape.steps * shape.batch_size
+    job = memory_job.Job(
+        shape.numbers, modules, shape.bits, shape.batch_size, shape.length, shape.steps, examples,
+        on_disk=False, cache_dir=None, threads=shape.threads, seed=0,
+    )  # fmt: skip
+    row = memory_job.in_fresh_process(job)
+    whole = memory_job.cache_megabytes(paper_plan("mnli").calib_size, shape.length, shape.numbers.hidden)
+    add_totals(row, whole, float("inf"))
+    seconds = [phase["seconds"] / shape.steps for phase in row["phases"] if "seconds" in phase]
+    return {"seconds": seconds, "gigabytes": row["total_mb"] / 1024, "worker": row["training_mb"] / 1024}
+
+
+def _measure_rem(shape: Shape) -> dict[str, Any]:
+    return in_fresh_process(_rem_job, shape)
+
+
+def _rem_job(shape: Shape) -> dict[str, Any]:
+    from mrem_deploy.environment import PeakMemory
+    from mrem_deploy.train.rem import train_rem
+    from mrem_deploy.train.sequential import CacheSettings
+
+    short = replace(shape.numbers, layers=REM_LAYERS)
+    with PeakMemory("cpu") as peak:
+        teacher, student, tokens, settings = _prepare(shape, short)
+        log = train_rem(teacher, student, tokens, settings, CacheSettings(float("inf")))
+    first, middle, last = (seconds / shape.steps for seconds in log.seconds.values())
+    layers = shape.numbers.layers
+    block = sum(value.numel() for value in teacher.bert.encoder.layer[0].parameters())
+    absent = 2 * 4 * block * (layers - REM_LAYERS) / 2**30  # teacher and student, in float32
+    calibration = paper_plan("mnli").calib_size
+    cache = memory_job.cache_megabytes(calibration, shape.length, shape.numbers.hidden) / 1024
+    return {
+        "seconds": [first, *[middle] * (layers - 2), last],
+        "gigabytes": peak.mb / 1024 + absent + cache,
+    }
+
+
+def _measure_qat(shape: Shape) -> dict[str, Any]:
+    return in_fresh_process(_qat_job, shape)
+
+
+def _qat_job(shape: Shape) -> dict[str, Any]:
+    from mrem_deploy.environment import PeakMemory
+    from mrem_deploy.train.qat import QatSettings, train_qat
+
+    with PeakMemory("cpu") as peak:
+        teacher, student, tokens, settings = _prepare(shape, shape.numbers)
+        log = train_qat(teacher, student, tokens, QatSettings(settings, (1.0, 1.0)), lambda model: 0.0)
+    stages = [seconds / shape.steps for name, seconds in log.seconds.items() if name.startswith("stage")]
+    return {"seconds": stages, "gigabytes": peak.mb / 1024}
+
+
+_MEASURES = {"qat": _measure_qat, "rem": _measure_rem, "mrem-s": _measure_mrem}
+
+
+def _prepare(shape: Shape, geometry: Geometry) -> tuple[Any, Any, Any, Any]:
+    """Teacher, student, random tokens and settings, as a real run has them."""
+    import torch
+
+    from mrem_deploy.config import Recipe
+    from mrem_deploy.memory import keep_large_blocks
+    from mrem_deploy.pipeline import make_student
+    from mrem_deploy.train.mrem import TrainSettings
+
+    if shape.threads:
+        torch.set_num_threads(shape.threads)
+    keep_large_blocks()
+    recipe = Recipe(bits=shape.bits, batch_size=shape.batch_size, init_batches=1)
+    tokens = random_tokens(geometry, shape.steps * shape.batch_size, shape.length, seed=0)
+    teacher = random_model(geometry, seed=0).requires_grad_(False)
+    student = make_student(teacher, recipe, tokens)
+    settings = TrainSettings(shape.steps, recipe.lr, recipe.step_lr, shape.batch_size, seed=0)
+    return teacher, student, tokens, settings
+
+
+def minutes(name: str, seconds: Sequence[float]) -> float:
+    """The paper's whole training on MNLI, from the seconds of its steps."""
+    plan = paper_plan("mnli")
+    if name == "qat":  # two stages of three epochs
+        epochs = [float(part) for part in plan.qat_epochs.split("+")]
+        batches = TRAINING_EXAMPLES / plan.batch_size
+        return sum(e * batches * s for e, s in zip(epochs, seconds, strict=True)) / 60
+    if name == "rem":
+        return plan.rem_steps * sum(seconds) / 60
+    return plan.steps * (max(seconds) if name == "mrem-p" else sum(seconds)) / 60
+
+
+def _record(shape: Shape, name: str, found: dict[str, Any]) -> Record:
+    papers = paper.MAIN["mnli"][2][PAPER_MODELS[shape.geometry]].get((shape.bits, name))
+    share = shape.batch_size / paper_plan("mnli").batch_size
+    seconds = found["seconds"]
+    gigabytes = found["worker"] if name == "mrem-p" else found["gigabytes"]
+    return {
+        "geometry": shape.geometry,
+        "method": name,
+        "seconds_per_step": max(seconds) if name in ("qat", "mrem-p") else sum(seconds),
+        "minutes": minutes(name, seconds) / share,
+        "paper_minutes": papers and papers.minutes,
+        "gigabytes": gigabytes,
+        "paper_gigabytes": papers and papers.gigabytes,
+    }
+
+
+def show(records: list[Record], shape: Shape) -> Shown:
+    columns = [
+        words("geometry", "Model"),
+        method(),
+        number("seconds_per_step", "Seconds per step", 2),
+        number("minutes", "Time, min (extrapolated)", 0),
+        number("paper_minutes", "paper", 0),
+        number("gigabytes", "Memory, GB", 2),
+        number("paper_gigabytes", "paper"),
+    ]
+    found = []
+    for geometry in dict.fromkeys(r["geometry"] for r in records):
+        own = {r["method"]: r for r in records if r["geometry"] == geometry}
+        for key, unit, pairs in (
+            ("gigabytes", "GB", (("rem", "mrem-s"), ("mrem-p", "mrem-s"), ("mrem-s", "qat"))),
+            ("minutes", "min", (("mrem-p", "mrem-s"), ("mrem-s", "qat"))),
+        ):
+            for less, more in pairs:
+                if less in own and more in own:
+                    what = "memory" if unit == "GB" else "time"
+                    claim = f"{geometry}: {NAMES[less]} takes less {what} than {NAMES[more]}"
+                    printed = [own[m][f"paper_{key}"] for m in (less, more)]
+                    papers = (printed[0], printed[1]) if None not in printed else None
+                    found.append(claims.less(claim, own[less][key], own[more][key], unit, papers))
+    plan = paper_plan("mnli")
+    batch = "" if shape.batch_size == plan.batch_size else f", scaled to batches of {plan.batch_size}"
+    notes = [
+        f"Random weights, {shape.bits}, batch {shape.batch_size} × {shape.length} tokens; means of {shape.steps} "
+        f"measured steps, extrapolated to the paper's on MNLI{batch}: {plan.steps:,} per module, "
+        f"{plan.rem_steps} per product of REM, {plan.qat_epochs} epochs of {TRAINING_EXAMPLES:,} examples for "
+        "QAT.",
+        f"REM is measured on {REM_LAYERS} layers and counted for all. MREM-P: the slowest module, with a "
+        "device for each. Seconds per step of REM and MREM-S are over all modules. Memory is that of the "
+        f"process with its libraries and the cache of {plan.calib_size:,} examples; MREM-P has queues instead. "
+        "Filling the cache is not in the time. The paper's figures are of V100 GPUs.",
+    ]
+    return Shown(columns, records, found, [], notes)
