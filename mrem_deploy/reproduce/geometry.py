@@ -199,13 +199,13 @@ def show(records: list[Record], shape: Shape) -> Shown:
     plan = paper_plan("mnli")
     batch = "" if shape.batch_size == plan.batch_size else f", scaled to batches of {plan.batch_size}"
     notes = [
-        f"Random weights, {shape.bits}, batch {shape.batch_size} × {shape.length} tokens; means of {shape.steps} "
-        f"measured steps, extrapolated to the paper's on MNLI{batch}: {plan.steps:,} per module, "
-        f"{plan.rem_steps} per product of REM, {plan.qat_epochs} epochs of {TRAINING_EXAMPLES:,} examples for "
-        "QAT.",
+        f"Random weights, {shape.bits}, batch {shape.batch_size} × {shape.length} tokens; means of "
+        f"{shape.steps} measured steps, extrapolated to the paper's on MNLI{batch}: {plan.steps:,} per module, "
+        f"{plan.rem_steps} per product of REM, {plan.qat_epochs} epochs of {TRAINING_EXAMPLES:,} examples "
+        "for QAT.",
         f"REM is measured on {REM_LAYERS} layers and counted for all. MREM-P: the slowest module, with a "
         "device for each. Seconds per step of REM and MREM-S are over all modules. Memory is that of the "
-        f"process with its libraries and the cache of {plan.calib_size:,} examples; MREM-P has queues instead. "
-        "Filling the cache is not in the time. The paper's figures are of V100 GPUs.",
+        f"process with its libraries and the cache of {plan.calib_size:,} examples; MREM-P has queues "
+        "instead. Filling the cache is not in the time. The paper's figures are of V100 GPUs.",
     ]
     return Shown(columns, records, found, [], notes)

@@ -1,0 +1,61 @@
+"""GOBO as a cell of the comparison on GLUE: no training, scored in torch, its size by its own formula."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from mrem_deploy import environment
+from mrem_deploy.config import Recipe
+from mrem_deploy.data import Columns, open_task
+from mrem_deploy.files import atomic_folder, write_json
+from mrem_deploy.freeze import MEBIBYTE
+from mrem_deploy.history import write_history
+from mrem_deploy.loading import load_model
+from mrem_deploy.pipeline import METRICS_FORMAT
+from mrem_deploy.scoring import evaluate
+
+FLOAT_BYTES = 4
+
+
+def run_gobo(recipe: Recipe) -> None:
+    """Write the cell's folder, with what tables need of it."""
+    import torch
+
+    from mrem_deploy.gobo import gobo_model
+
+    started = time.perf_counter()
+    if recipe.threads:
+        torch.set_num_threads(recipe.threads)
+    columns = Columns(recipe.text_column, recipe.text_pair_column, recipe.label_column)
+    task_data = open_task(str(recipe.task), str(recipe.data), columns, recipe.eval_data)
+    teacher, tokenizer = load_model(str(recipe.model), task_data.task.head)
+    with environment.PeakMemory("cpu") as memory:
+        began = time.perf_counter()
+        quantized, size = gobo_model(teacher, recipe.spec)
+        seconds = time.perf_counter() - began
+    evaluation = evaluate(recipe, task_data, tokenizer, teacher, quantized)
+    whole = sum(value.numel() for value in teacher.state_dict().values())
+    with atomic_folder(Path(str(recipe.out))) as folder:
+        metrics = {
+            "format": METRICS_FORMAT,
+            "task": task_data.task.name,
+            "data": task_data.description,
+            "model": recipe.model,
+            "method": "gobo",
+            "bits": recipe.bits,
+            "seed": recipe.seed,
+            "accuracy": evaluation.accuracy(),
+            "cost": {
+                "train_seconds": seconds,
+                "total_seconds": time.perf_counter() - started,
+                "peak_memory_mb": memory.mb,
+                "memory_kind": memory.kind,
+                "workers": [{"name": "main", "peak_memory_mb": memory.mb}],
+                "calibration_samples": 0,
+            },
+            "size": {"full_precision_mb": FLOAT_BYTES * whole / MEBIBYTE, "quantized_mb": size.mb},
+            "environment": environment.describe(),
+        }
+        write_history(folder, {}, {"layers": [], "before": [], "after": []}, evaluation, teacher.config)
+        write_json(folder / "metrics.json", metrics)
