@@ -58,7 +58,8 @@ class Recipe:
     max_length: int = option(None, "tokens per sentence at most (default 128; SQuAD 384)")
     lr: float = option(
         None,
-        "learning rate of weights, decays linearly; 1e-3 for a few hundred steps (default 0.0005; SQuAD 0.00025)",
+        "learning rate of weights, decays linearly; 1e-3 for a few hundred steps "
+        "(default 0.0005; SQuAD 0.00025)",
     )
     step_lr: float = option(1e-3, "learning rate of log step sizes, a relative change per step")
     seed: int = option(0, "draws the calibration sentences and the order of batches")

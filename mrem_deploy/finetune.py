@@ -173,7 +173,7 @@ def _labelled(task_data: TaskData) -> Texts:
     task = task_data.task
     if task.label_free:
         raise UserError(
-            f"{task.name} has no labels to learn from here; fine-tuning needs classes, scores, tags or answers.",
+            f"{task.name} has no labels to learn from here; expected classes, scores, tags or answers.",
             "Choose a GLUE task, squad, squad_v2, text-classification or, on files with tags, "
             "token-classification. An embedding model is quantized as it is.",
         )

@@ -98,7 +98,7 @@ def tokenize(questions: Questions, tokenizer: Any, max_length: int) -> Windows:
 
 
 def shortened(tokenizer: Any, questions: list[str], room: int) -> list[str]:
-    """The questions, those of more than `room` tokens cut; tokenizers refuse what leaves the context no room."""
+    """The questions, cut after `room` tokens; tokenizers refuse what leaves no room for the context."""
     asked = list(questions)
     for part in chunks(len(asked)):
         tokens = tokenizer(asked[part], add_special_tokens=False, return_attention_mask=False)["input_ids"]

@@ -125,7 +125,8 @@ def read_conll(path: Path) -> dict[str, list[Any]] | None:
             raise Malformed(f"line {number} has one column, {cells[0]!r}; expected a word and its tag")
         if len(cells) != len(filled[0][1]):
             raise Malformed(
-                f"line {number} has {len(cells)} columns, {' '.join(cells)!r}; the first has {len(filled[0][1])}"
+                f"line {number} has {len(cells)} columns, {' '.join(cells)!r}; "
+                f"the first has {len(filled[0][1])}"
             )
     sentences = [
         [cells for _, cells in group] for full, group in groupby(rows, key=lambda row: bool(row[1])) if full
@@ -165,7 +166,7 @@ def check_tags(tags: list[list[str]], words: list[list[str]], where: str) -> Non
     if strange:
         raise UserError(
             f"Expected tags such as B-PER, I-PER and O in {where}; it has {listing(strange)}.",
-            "Entities cannot be counted without them. Name the column of the entity tags with --label-column.",
+            "Entities cannot be counted without them: name the column of the tags with --label-column.",
         )
 
 

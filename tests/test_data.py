@@ -154,7 +154,7 @@ def test_official_metrics_of_the_paper() -> None:
     bare = TASKS["token-classification"].without_labels
     assert bare is not None
     assert (bare.metric, bare.label_free) == ("agreement", True)
-    assert len(TASKS) == 12
+    assert len(TASKS) == 14
 
 
 @pytest.mark.parametrize(
