@@ -77,7 +77,7 @@ class FinetuneSettings:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.max_length is None:
+        if self.max_length is _BY_TASK:
             object.__setattr__(self, "max_length", defaults_of(self.task).max_length)
         if not 0 < self.epochs <= 1000:
             raise _bad("epochs", "above 0, such as 3 or 0.5", self.epochs)

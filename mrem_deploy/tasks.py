@@ -214,7 +214,7 @@ TASKS: dict[str, Task] = {
         replace(
             _SQUAD,
             name="squad_v2",
-            naming=_squad_naming("2.0", "SQuAD2", unanswerable=True),
+            naming=_squad_naming("2.0", "squad_v2", unanswerable=True),
             unanswerable=True,
             spellings=("squad2", "squad2.0", "squad_v2.0"),
         ),

@@ -99,8 +99,7 @@ def test_the_quantized_model_is_scored_by_the_tasks_metric(walked: tuple[str, Pa
 def test_the_exported_model_is_validated_by_it(walked: tuple[str, Path]) -> None:
     task, root = walked
     if task not in EXPORTED:
-        assert not (root / "out" / "model.onnx").exists()
-        return
+        pytest.skip("not exported")
     assert __main__.main(["validate", str(root / "out"), "--max-drop", "100"]) == 0
     record = read(root / "out" / validation.RESULT)
     split = record["accuracy"]["splits"]["dev"]
@@ -113,7 +112,7 @@ def test_the_exported_model_is_validated_by_it(walked: tuple[str, Path]) -> None
 def test_the_evaluation_is_sampled_by_question(walked: tuple[str, Path]) -> None:
     task, root = walked
     if task not in EXPORTED:
-        return
+        pytest.skip("not exported")
     assert __main__.main(["validate", str(root / "out"), "--max-drop", "100", "--eval-size", "7"]) == 0
     assert read(root / "out" / validation.RESULT)["accuracy"]["splits"]["dev"]["examples"] == 7
 
