@@ -38,12 +38,6 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def take(self, rows: np.ndarray) -> Encoded:
-        """These examples alone."""
-        columns = {name: [cells[i] for i in rows] for name, cells in self.columns.items()}
-        labels = None if self.labels is None else self.labels[rows]
-        return Encoded(columns, self.lengths[rows], self.pad, labels)
-
     def batch(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
         """These examples, padded on the right to the longest of them, with their attention mask."""
         lengths = self.lengths[indices]
