@@ -207,12 +207,11 @@ def ask_original(evaluation: Evaluation, recipe: Recipe, head: str) -> UserError
     """Let the full-precision model answer; where it cannot be loaded, why not."""
     from mrem_deploy.loading import load_model
     from mrem_deploy.progress import say
-    from mrem_deploy.scoring import LABEL_FREE
 
     try:
         teacher, _ = load_model(str(recipe.model), head)
     except UserError as error:
-        if evaluation.task.kind in LABEL_FREE:
+        if evaluation.task.label_free:
             raise UserError(
                 f"{evaluation.task.name} is measured against the full-precision model. {error.problem}",
                 "say where that model is now: --model PATH",
@@ -254,6 +253,7 @@ def summary(record: dict[str, Any]) -> str:
     from mrem_deploy.validation import table_rows
 
     onnx = record["onnx"]
+    steady = onnx["steady"]
     runs = Census(**onnx["nodes"])
     layers = [(name, f"{error:#.2g}") for name, error in onnx["layer_errors"].items()]
     counted = ", ".join(f"{count} {kind}" for kind, count in {**runs.integer, **runs.floating}.items())
@@ -263,6 +263,8 @@ def summary(record: dict[str, Any]) -> str:
         table(("layer", "ONNX − torch, relative"), layers),
         "",
         f"file: {onnx['file']}, {onnx['size_mb']:.1f} MiB, profile {onnx['profile']}, opset {onnx['opset']}",
+        f"of {steady['examples']} examples {steady['alone']:.2f}% answer alone as in a batch, "
+        f"{steady['padded']:.2f}% behind more padding",
         f"matrix products: {runs.integer_count} run on integers, {runs.floating_count} in float ({counted})",
         "nodes by provider: " + ", ".join(f"{name} {count}" for name, count in runs.providers.items()),
         *(f"note: {remark}" for remark in record["remarks"]),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_job import DEV, POSITIONS, save_model, sentences, write_jsonl
 
-from mrem_deploy import loading, validation
+from mrem_deploy import loading, scoring, validation
 from mrem_deploy.config import Recipe
 from mrem_deploy.data import open_task
 from mrem_deploy.errors import UserError
@@ -85,6 +85,22 @@ def test_every_kind_of_task(task: str, tmp_path: Path, monkeypatch: pytest.Monke
         assert accuracy[ONNX] == pytest.approx(other[measure])  # agreement is their metric
 
 
+@pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering"])
+def test_full_precision_is_asked_once(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of tokens differ in length and are kept joined: they must come back apart."""
+    monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
+    evaluation, model = evaluation_of(task, tmp_path)
+    evaluation.ask_full_precision(model)
+    first = evaluation.splits["dev"].answers[FULL_PRECISION]
+    evaluation.ask(QUANTIZED, torch_predictor(model))
+    assert all(map(np.array_equal, first, evaluation.splits["dev"].answers[QUANTIZED]))
+    monkeypatch.setattr(scoring, "torch_predictor", lambda _: pytest.fail("asked again"))
+    evaluation.ask_full_precision(model)
+    again = evaluation.splits["dev"].answers[FULL_PRECISION]
+    assert len(again) == DEV
+    assert all(map(np.array_equal, first, again))
+
+
 def test_answers_of_a_class_counted_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
     evaluation, model = evaluation_of("text-classification", tmp_path)
@@ -136,7 +152,8 @@ def test_the_verdict(drops: tuple[float, float], allowed: float, passed: bool, w
 )
 def test_remarks_on_disagreement(share: float, bits: int, told: bool) -> None:
     nodes = {"integer": {"QGemm": 1}, "floating": {}, "floating_nodes": [], "providers": {}}
-    found = {"agreement": {QUANTIZED: {"dev": {"agreement": share}}}, "nodes": nodes}
+    steady = {"examples": 9, "alone": 100.0, "padded": 100.0}
+    found = {"agreement": {QUANTIZED: {"dev": {"agreement": share}}}, "steady": steady, "nodes": nodes}
     assert bool(validation.remarks(found, bits)) == told
     idle = {**found, "nodes": {**nodes, "integer": {}, "floating": {"MatMul": 1}}}
     assert "no matrix product runs on integers" in validation.remarks(idle, bits)[-1]
