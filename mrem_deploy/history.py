@@ -19,6 +19,7 @@ from transformers import PretrainedConfig
 
 from mrem_deploy.data import label_order
 from mrem_deploy.files import atomic_file, write_json
+from mrem_deploy.judging import QuestionJudge
 from mrem_deploy.scoring import MODELS, Evaluation, Split
 from mrem_deploy.tasks import Task
 
@@ -74,6 +75,9 @@ def answers_of(task: Task, split: Split, config: PretrainedConfig) -> Answers | 
     if task.kind == "regression" and labels is not None:
         scores = {model: np.stack(values).reshape(len(values)) for model, values in rows.items()}
         return Answers(task.metric, np.asarray(labels), scores)
+    if isinstance(split.judge, QuestionJudge):
+        worth = {model: split.judge.per_question(values)[task.metric] for model, values in rows.items()}
+        return Answers("mean", None, worth)
     return None
 
 

@@ -115,9 +115,13 @@ class QuestionJudge:
         summary = squad_metric.summary_v2 if self._v2 else squad_metric.summary_v1
         return summary(self.answers(rows), self._truths)
 
-    def right(self, rows: Outputs) -> np.ndarray:
+    def per_question(self, rows: Outputs) -> dict[str, np.ndarray]:
+        """By metric, what every answer is worth, 0 to 1."""
         scores = squad_metric.score_v2 if self._v2 else squad_metric.score_v1
-        return scores(self.answers(rows), self._truths)["exact"] == 1.0
+        return scores(self.answers(rows), self._truths)
+
+    def right(self, rows: Outputs) -> np.ndarray:
+        return self.per_question(rows)["exact"] == 1.0
 
     def agreement(self, one: Outputs, other: Outputs) -> dict[str, float]:
         """The share of questions that both models answer with the same text, or both with none."""

@@ -200,7 +200,7 @@ def show(records: list[Record], shape: Shape) -> Shown:
     batch = "" if shape.batch_size == plan.batch_size else f", scaled to batches of {plan.batch_size}"
     notes = [
         f"Random weights, {shape.bits}, batch {shape.batch_size} × {shape.length} tokens; means of "
-        f"{shape.steps} measured steps, extrapolated to the paper's on MNLI{batch}: {plan.steps:,} per module, "
+        f"{shape.steps} measured steps, extrapolated to the paper's on MNLI{batch}: {plan.steps:,} a module, "
         f"{plan.rem_steps} per product of REM, {plan.qat_epochs} epochs of {TRAINING_EXAMPLES:,} examples "
         "for QAT.",
         f"REM is measured on {REM_LAYERS} layers and counted for all. MREM-P: the slowest module, with a "

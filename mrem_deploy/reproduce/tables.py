@@ -47,7 +47,7 @@ def main(plan: Plan, subject: Subject, results: Results) -> Shown:
     records = [full_precision_record(subject, first, scores)]
     records += [_record(subject, bits, name, found, scores) for (bits, name), found in measured.items()]
     columns = [words("bits", "Bits"), method(), *COSTS, *score_columns(scores)]
-    columns.append(difference("drop", f"{scores[0].header} − full precision"))
+    columns.append(difference("drop", f"{headline(scores, first).header} − full precision"))
     return Shown(
         columns,
         records,
@@ -55,6 +55,11 @@ def main(plan: Plan, subject: Subject, results: Results) -> Shown:
         [figures.main(records, scores[0], subject)],
         [_cost_note(first)],
     )
+
+
+def headline(scores: Sequence[Score], measured: Measured) -> Score:
+    """The score that differences are about: the first of the task's main metric."""
+    return next(score for score in scores if score.metric == measured.metric)
 
 
 def _record(subject: Subject, bits: str, name: str, found: Measured, scores: Sequence[Score]) -> Record:
@@ -119,11 +124,12 @@ _ORDER = (("mrem-s", "rem"), ("mrem-p", "rem"), ("mrem-s", "mrem-p"), ("qat", "m
 
 def main_findings(subject: Subject, measured: dict[tuple[str, str], Measured]) -> list[Finding]:
     table = paper.MAIN[subject.paper_task][2][subject.paper_model]
+    main_score = 1 if subject.task.startswith("squad") else 0  # F1 there, matched accuracy of MNLI
 
     def papers(bits: str, better: str, worse: str) -> float | None:
         if (bits, better) not in table or (bits, worse) not in table:
             return None
-        return table[bits, better].scores[0].value - table[bits, worse].scores[0].value
+        return table[bits, better].scores[main_score].value - table[bits, worse].scores[main_score].value
 
     found = []
     for bits in dict.fromkeys(bits for bits, _ in measured):
