@@ -27,7 +27,7 @@ from mrem_deploy.modelcard import duration
 from mrem_deploy.progress import say
 from mrem_deploy.reproduce.estimate import Estimate
 from mrem_deploy.reproduce.fresh import in_fresh_process
-from mrem_deploy.reproduce.plan import Subject
+from mrem_deploy.reproduce.plan import GoboRecipe, Subject, name_of
 
 METRICS = "metrics.json"
 SUBJECTS = "subjects.json"
@@ -44,15 +44,20 @@ class CellResult:
     answers: dict[str, Answers]
 
 
-def run_quantize(recipe: Recipe) -> None:
+def run_cell(recipe: Recipe) -> None:
     """Run a cell, or go on with it, in a process of its own."""
-    in_fresh_process(_quantize, recipe)
+    in_fresh_process(_run, recipe)
 
 
-def _quantize(recipe: Recipe) -> None:
-    from mrem_deploy.pipeline import quantize
+def _run(recipe: Recipe) -> None:
+    if isinstance(recipe, GoboRecipe):
+        from mrem_deploy.reproduce.gobo_cell import run_gobo
 
-    quantize(recipe, resume=True)
+        run_gobo(recipe)
+    else:
+        from mrem_deploy.pipeline import quantize
+
+        quantize(recipe, resume=True)
 
 
 class Cells:
@@ -63,7 +68,7 @@ class Cells:
         out: Path,
         subjects: Sequence[Subject],
         keep_models: bool = False,
-        runner: Runner = run_quantize,
+        runner: Runner = run_cell,
     ) -> None:
         self.out = out
         self.folder = out / "cells"
@@ -133,9 +138,11 @@ def over_seeds(recipes: Sequence[Recipe], seeds: int) -> list[Recipe]:
 
 def describe(recipe: Recipe) -> str:
     """A cell in a few words."""
-    words = [str(recipe.task), recipe.method, recipe.bits]
+    words = [str(recipe.task), name_of(recipe), recipe.bits]
     if recipe.method in ("mrem-s", "mrem-p"):
-        words.append(f"{recipe.modules} modules")
+        words.append(f"{recipe.modules} module{'' if recipe.modules == '1' else 's'}")
+    if recipe.method == "ptq":
+        return ", ".join(words)
     if recipe.method == "qat":
         words.append(f"{getattr(recipe, 'qat_epochs', '')} epochs")
     else:

@@ -34,6 +34,8 @@ def work(recipe: Recipe, examples: int | None = None) -> float:
         trained = QAT * size * (float(first) + float(second or 0))
     elif recipe.method != "mrem-s":
         trained = 0.0
+    if recipe.method == "ptq":
+        cached = 0.0
     scored = examples or recipe.eval_size or USUAL_EVALUATION
     return trained + cached + EVALUATION * scored
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mrem_deploy.config import Recipe
 from mrem_deploy.reproduce import paper
-from mrem_deploy.reproduce.plan import Plan, Recipes, Subject, recipe_of
+from mrem_deploy.reproduce.plan import Plan, Recipes, Subject, gobo_of, recipe_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ def main(plan: Plan, subject: Subject) -> list[Recipe]:
 
 
 def glue(plan: Plan, subject: Subject) -> list[Recipe]:
-    return [
+    found = [gobo_of(plan, subject, bits) for bits in ("3-4-32", "2-2-32") if plan.does("gobo")]
+    return found + [
         recipe_of(plan, subject, method, bits)
         for method in ("mrem-s", "mrem-p")
         for bits in plan.widths(("4-4-8", "2-2-8"))

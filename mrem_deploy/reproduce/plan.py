@@ -130,6 +130,28 @@ def available_methods() -> tuple[str, ...]:
     return (*KNOWN_METHODS, *gobo)
 
 
+@dataclass(frozen=True)
+class GoboRecipe(Recipe):
+    """A row of comparisons that `mrem quantize` does not have: its values lie on no grid to be packed."""
+
+    def identity(self) -> dict[str, Any]:
+        return {**super().identity(), "method": "gobo"}
+
+
+def name_of(recipe: Recipe) -> str:
+    """The method as tables name it."""
+    return "gobo" if isinstance(recipe, GoboRecipe) else recipe.method
+
+
+def gobo_of(plan: Plan, subject: Subject, bits: str) -> Recipe:
+    """Nothing is drawn and nothing trained, so only the evaluation is the plan's."""
+    length = {"max_length": plan.max_length} if plan.max_length else {}
+    return GoboRecipe(
+        model=subject.model, task=subject.task, data=subject.data, method="ptq", bits=bits,
+        eval_size=plan.eval_size, threads=plan.threads, seed=FIRST_SEED, **length,
+    )  # fmt: skip
+
+
 def recipe_of(plan: Plan, subject: Subject, method: str, bits: str, **changes: Any) -> Recipe:
     """The recipe of one variant; the seed is set when it is run."""
     values: dict[str, Any] = {
@@ -223,7 +245,8 @@ def differences(
 def _values(recipes: list[Recipe], name: str, methods: tuple[str, ...] | None) -> list[Any]:
     """The different values of an option, in order of appearance."""
     chosen = (recipe for recipe in recipes if methods is None or recipe.method in methods)
-    return list(dict.fromkeys(getattr(recipe, name) for recipe in chosen if hasattr(recipe, name)))
+    named = ((name_of(r) if name == "method" else getattr(r, name)) for r in chosen if hasattr(r, name))
+    return list(dict.fromkeys(named))
 
 
 def _show(values: list[Any]) -> str:

@@ -25,7 +25,7 @@ from mrem_deploy.reproduce.layout import (
     spread,
     words,
 )
-from mrem_deploy.reproduce.plan import Plan, Subject
+from mrem_deploy.reproduce.plan import Plan, Subject, name_of
 from mrem_deploy.reproduce.results import Measured, Results, drop, gap
 from mrem_deploy.scoring import FULL_PRECISION
 
@@ -168,7 +168,7 @@ def glue(pairs: Sequence[tuple[Plan, Subject]], results: Results) -> Shown:
     measured: dict[tuple[str, str], dict[str, Measured]] = {}
     for task, (plan, subject) in tasks.items():
         for recipe in experiments.glue(plan, subject):
-            measured.setdefault((recipe.method, recipe.bits), {})[task] = results[recipe]
+            measured.setdefault((name_of(recipe), recipe.bits), {})[task] = results[recipe]
     any_of = {task: found for row in measured.values() for task, found in row.items()}
     published = {(row.method, row.bits): row for row in paper.GLUE}
     keys = [*published, *(key for key in measured if key not in published)]
