@@ -162,7 +162,7 @@ def test_memory_that_does_not_fall_is_said() -> None:
 def test_summary_counts_verdicts() -> None:
     found = [claims.Finding("a", verdict, "") for verdict in (claims.HOLDS, claims.HOLDS, claims.FAILS)]
     assert claims.summary(found) == (
-        "Of 3 orderings of the paper, 2 hold here, 1 do not, and 0 cannot be told from these runs."
+        "Of 3 orderings of the paper, 2 hold here, 1 does not, and 0 cannot be told from these runs."
     )
     assert claims.summary([]) == ""
 

@@ -13,6 +13,7 @@ from mrem_deploy.reproduce.layout import (
     gap_fields,
     method,
     number,
+    quantity,
     score_columns,
     score_fields,
     scores_of,
@@ -52,10 +53,10 @@ def rem_vs_mrem(plan: Plan, subject: Subject, results: Results) -> Shown:
         method(),
         number("steps", "Steps", 0),
         number("paper_steps", "paper", 0),
-        number("minutes", "Time, min"),
-        number("paper_minutes", "paper", 0),
-        number("gigabytes", "Memory, GB"),
-        number("paper_gigabytes", "paper"),
+        quantity("minutes", "Time, min"),
+        quantity("paper_minutes", "paper"),
+        quantity("gigabytes", "Memory, GB"),
+        quantity("paper_gigabytes", "paper"),
         *score_columns(scores),
     ]
     found_here = []
@@ -107,9 +108,9 @@ def num_modules(plan: Plan, subject: Subject, results: Results) -> Shown:
         number("modules", "Modules", 0),
         spread("score", name.capitalize()),
         difference("change", f"against {fewest} module{'s' if fewest > 1 else ''}"),
-        number("gigabytes", "Memory, GB", 2),
-        number("paper_gigabytes", "paper"),
-        number("minutes", "Time, min"),
+        quantity("gigabytes", "Memory, GB"),
+        quantity("paper_gigabytes", "paper"),
+        quantity("minutes", "Time, min"),
     ]
     found_here = [
         claims.falling("memory falls with the number of modules", [r["gigabytes"] for r in records], "GB")

@@ -30,7 +30,7 @@ from mrem_deploy.plots import (
     plot_style,
     render,
 )
-from mrem_deploy.reproduce.layout import NAMES, Record, Score
+from mrem_deploy.reproduce.layout import NAMES, Record, Score, short
 from mrem_deploy.reproduce.plan import Subject
 
 if TYPE_CHECKING:
@@ -68,6 +68,12 @@ def _column(records: Sequence[Record], key: str) -> np.ndarray:
     return np.array([r[key] if is_number(r.get(key)) else np.nan for r in records], dtype=np.float64)
 
 
+def _spread(records: Sequence[Record], key: str) -> np.ndarray | None:
+    """Standard deviations for error bars; None where no number has one."""
+    std = _column(records, f"{key}_std")
+    return np.nan_to_num(std) if np.isfinite(std).any() else None
+
+
 def _grouped_points(
     axes: Axes, records: Sequence[Record], key: str, groups: Sequence[str], series: Sequence[str], by: str
 ) -> list[Any]:
@@ -78,7 +84,7 @@ def _grouped_points(
         colour, marker = _style(name)
         own = [r for r in records if r[by] == name]
         at = np.array([groups.index(r["bits"]) for r in own]) + (place - (len(series) - 1) / 2) * width
-        std = np.nan_to_num(_column(own, f"{key}_std"))
+        std = _spread(own, key)
         handles.append(
             axes.errorbar(
                 at, _column(own, key), std, fmt=marker, color=colour, markersize=8, capsize=3, linewidth=1.3
@@ -164,17 +170,17 @@ def overview(records: Sequence[Record], score: Score, bits: str) -> Parts:
     """Four panels of bars, a method each; a missing number leaves its place empty."""
     names = [str(NAMES.get(r["method"], r["method"])) for r in records]
     panels = [
-        (score.key, f"{score.header} (%)", "{:.1f}"),
-        ("minutes", "Training time (min)", "{:.1f}"),
-        ("gigabytes", "Memory (GB)", "{:.1f}"),
-        ("thousands", "Training data (thousands)", "{:,.1f}"),
+        (score.key, f"{score.header} (%)"),
+        ("minutes", "Training (min)"),
+        ("gigabytes", "Memory (GB)"),
+        ("thousands", "Data (thousands)"),
     ]
     figure, drawn = new_figure(1.3 + 0.36 * len(records), columns=4)
     at = np.arange(len(records))
-    for index, (axes, (key, heading, form)) in enumerate(zip(drawn, panels, strict=True)):
+    for index, (axes, (key, heading)) in enumerate(zip(drawn, panels, strict=True)):
         values = _column(records, key)
         bars = axes.barh(at, np.nan_to_num(values), color=[_style(name)[0] for name in names], height=0.66)
-        labels = [form.format(value) if np.isfinite(value) else "unknown" for value in values]
+        labels = [short(value) if np.isfinite(value) else "unknown" for value in values]
         axes.bar_label(bars, labels, padding=3, fontsize=9)
         axes.set_yticks(at, names if index == 0 else [""] * len(names))
         axes.tick_params(axis="y", length=0)
@@ -201,7 +207,7 @@ def teacher_forcing(records: Sequence[Record], metric: str) -> Parts:
         steps = _column(own, "steps")
         handles = []
         for key, colour, marker in (("without", ORANGE, "D"), ("with", BLUE, "o")):
-            std = np.nan_to_num(_column(own, f"{key}_std"))
+            std = _spread(own, key)
             handles.append(
                 axes.errorbar(
                     steps, _column(own, key), std, color=colour, marker=marker, capsize=3, linewidth=1.8
@@ -225,7 +231,7 @@ def num_modules(records: Sequence[Record], metric: str) -> Parts:
     figure, (left, right) = new_figure(3.4, columns=2)
     counts = [str(r["modules"]) for r in records]
     at = np.arange(len(records))
-    std = np.nan_to_num(_column(records, "score_std"))
+    std = _spread(records, "score")
     left.errorbar(at, _column(records, "score"), std, color=BLUE, marker="o", capsize=3, linewidth=1.8)
     left.set(title="Score", xlabel="modules", ylabel=f"{metric} (%)")
     left.margins(x=0.08, y=0.25)

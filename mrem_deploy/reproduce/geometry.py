@@ -21,7 +21,7 @@ from mrem_deploy.files import write_json
 from mrem_deploy.progress import say
 from mrem_deploy.reproduce import claims, paper
 from mrem_deploy.reproduce.fresh import in_fresh_process
-from mrem_deploy.reproduce.layout import NAMES, Record, Shown, method, number, words
+from mrem_deploy.reproduce.layout import NAMES, Record, Shown, method, quantity, words
 from mrem_deploy.reproduce.plan import available_methods, paper_plan
 
 TRAINING_EXAMPLES = 392_702  # of MNLI
@@ -176,11 +176,11 @@ def show(records: list[Record], shape: Shape) -> Shown:
     columns = [
         words("geometry", "Model"),
         method(),
-        number("seconds_per_step", "Seconds per step", 2),
-        number("minutes", "Time, min (extrapolated)", 0),
-        number("paper_minutes", "paper", 0),
-        number("gigabytes", "Memory, GB", 2),
-        number("paper_gigabytes", "paper"),
+        quantity("seconds_per_step", "Seconds per step"),
+        quantity("minutes", "Time, min (extrapolated)"),
+        quantity("paper_minutes", "paper"),
+        quantity("gigabytes", "Memory, GB"),
+        quantity("paper_gigabytes", "paper"),
     ]
     found = []
     for geometry in dict.fromkeys(r["geometry"] for r in records):

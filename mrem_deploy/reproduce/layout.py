@@ -65,6 +65,19 @@ def number(key: str, header: str, digits: int = 1) -> Column:
     return Column(header, show)
 
 
+def short(value: float) -> str:
+    """Three digits that count, whatever the size: times and sizes here span many orders."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def quantity(key: str, header: str) -> Column:
+    def show(record: Record) -> str:
+        value = record.get(key)
+        return short(value) if is_number(value) else NONE
+
+    return Column(header, show)
+
+
 def spread(key: str, header: str, digits: int = 2) -> Column:
     """mean ± std of `key` and `key_std`."""
 

@@ -203,6 +203,7 @@ _ONLY_OF = {  # elsewhere the option has no effect
     "qat_epochs": ("qat",),
     "modules": ("mrem-s", "mrem-p"),
     "lr": ("rem", "mrem-s", "mrem-p"),
+    "calib_size": ("rem", "mrem-s", "mrem-p"),
     "teacher_forcing": ("mrem-p",),
     "steps": ("mrem-s", "mrem-p"),
 }

@@ -19,6 +19,7 @@ from mrem_deploy.reproduce.layout import (
     gap_fields,
     method,
     number,
+    quantity,
     score_columns,
     score_fields,
     scores_of,
@@ -31,12 +32,12 @@ from mrem_deploy.scoring import FULL_PRECISION
 
 FINETUNED = "finetune.json"  # what `mrem finetune` leaves beside a model
 COSTS = [
-    number("minutes", "Time, min"),
-    number("paper_minutes", "paper", 0),
-    number("gigabytes", "Memory, GB"),
-    number("paper_gigabytes", "paper"),
-    number("thousands", "Data, K"),
-    number("paper_thousands", "paper", 0),
+    quantity("minutes", "Time, min"),
+    quantity("paper_minutes", "paper"),
+    quantity("gigabytes", "Memory, GB"),
+    quantity("paper_gigabytes", "paper"),
+    quantity("thousands", "Data, K"),
+    quantity("paper_thousands", "paper"),
 ]
 
 
@@ -174,7 +175,7 @@ def glue(pairs: Sequence[tuple[Plan, Subject]], results: Results) -> Shown:
     keys = [*published, *(key for key in measured if key not in published)]
     records = [_glue_record(key, published.get(key), measured.get(key, {}), any_of) for key in keys]
     columns = [method(), words("bits", "Bits"), words("post_training", "PTQ")]
-    columns += [number("megabytes", "Size, MB"), number("paper_megabytes", "paper", 0)]
+    columns += [quantity("megabytes", "Size, MB"), quantity("paper_megabytes", "paper")]
     for task in tasks:
         columns += [spread(task, task.upper()), spread(f"paper_{task}", "paper", 1)]
     columns += [number("average", "Average", 2), number("paper_average", "paper", 1)]
@@ -211,8 +212,14 @@ def _glue_record(
 
 
 def _glue_findings(measured: dict[tuple[str, str], dict[str, Measured]]) -> list[Finding]:
-    """Full precision above what was quantized: how much is lost, with its uncertainty."""
+    """MREM above GOBO at two bits; and how much of full precision every row loses, with its uncertainty."""
     found = []
+    gobo = measured.get(("gobo", "2-2-32"), {})
+    for name in ("mrem-s", "mrem-p"):
+        for task, row in measured.get((name, "2-2-8"), {}).items():
+            if task in gobo:
+                claim = f"{task}: {NAMES[name]} at 2-2-8 scores above GOBO at 2-2-32"
+                found.append(claims.above(claim, gap(gobo[task], row), _ahead_of_gobo(name, task)))
     for (name, bits), tasks in measured.items():
         for task, row in tasks.items():
             claim = f"{task}: full precision scores above {NAMES.get(name, name)} at {bits}"
@@ -222,3 +229,9 @@ def _glue_findings(measured: dict[tuple[str, str], dict[str, Measured]]) -> list
                 lost = paper.GLUE[0].scores[task].value - papers.scores[task].value
             found.append(claims.above(claim, gap(row, row, None, "quantized", FULL_PRECISION), lost))
     return found
+
+
+def _ahead_of_gobo(name: str, task: str) -> float | None:
+    rows = {(row.method, row.bits): row.scores.get(task) for row in paper.GLUE}
+    ours, theirs = rows[name, "2-2-8"], rows["gobo", "2-2-32"]
+    return ours.value - theirs.value if ours and theirs else None
