@@ -82,6 +82,6 @@ def summary(findings: Sequence[Finding]) -> str:
     number = {verdict: sum(f.verdict == verdict for f in findings) for verdict in (HOLDS, FAILS, OPEN)}
     hold, do = ("holds" if number[HOLDS] == 1 else "hold"), ("does" if number[FAILS] == 1 else "do")
     return (
-        f"Of {len(findings)} orderings of the paper, {number[HOLDS]} {hold} here, {number[FAILS]} {do} not, and "
-        f"{number[OPEN]} cannot be told from these runs."
+        f"Of {len(findings)} orderings of the paper, {number[HOLDS]} {hold} here, {number[FAILS]} {do} not, "
+        f"and {number[OPEN]} cannot be told from these runs."
     )

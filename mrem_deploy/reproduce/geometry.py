@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mrem_deploy.benchmarks import memory_job
-from mrem_deploy.benchmarks.geometry import GEOMETRIES, Geometry, random_model, random_tokens
+from mrem_deploy.benchmarks.geometry import Geometry, random_model, random_tokens
 from mrem_deploy.benchmarks.memory import add_totals
 from mrem_deploy.files import write_json
 from mrem_deploy.progress import say
@@ -31,18 +31,15 @@ PAPER_MODELS = {"bert-base": paper.BASE, "bert-large": paper.LARGE}
 
 @dataclass(frozen=True)
 class Shape:
-    """What is measured: one geometry with the batch of a training step."""
+    """What is measured: one of the paper's models with the batch of a training step."""
 
-    geometry: str
+    name: str
+    geometry: Geometry
     bits: str
     batch_size: int
     length: int
     steps: int
     threads: int
-
-    @property
-    def numbers(self) -> Geometry:
-        return GEOMETRIES[self.geometry]
 
 
 def measure_all(shapes: Sequence[Shape], methods: Sequence[str], folder: Path) -> list[Record]:
@@ -55,7 +52,7 @@ def measure_all(shapes: Sequence[Shape], methods: Sequence[str], folder: Path) -
             key = hashlib.sha256(json.dumps([asdict(shape), name]).encode()).hexdigest()[:16]
             path = folder / f"{key}.json"
             if not path.exists():
-                say(f"measuring {NAMES[name]} on {shape.geometry}, {shape.steps} steps")
+                say(f"measuring {NAMES[name]} on {shape.name}, {shape.steps} steps")
                 write_json(path, {**asdict(shape), "method": name, **_MEASURES[name](shape)})
             found = json.loads(path.read_text(encoding="utf-8"))
             records += [_record(shape, row, found) for row in _rows(name, methods)]
@@ -71,11 +68,11 @@ def _measure_mrem(shape: Shape) -> dict[str, Any]:
     modules = paper_plan("mnli").modules
     examples = shape.steps * shape.batch_size
     job = memory_job.Job(
-        shape.numbers, modules, shape.bits, shape.batch_size, shape.length, shape.steps, examples,
+        shape.geometry, modules, shape.bits, shape.batch_size, shape.length, shape.steps, examples,
         on_disk=False, cache_dir=None, threads=shape.threads, seed=0,
     )  # fmt: skip
     row = memory_job.in_fresh_process(job)
-    whole = memory_job.cache_megabytes(paper_plan("mnli").calib_size, shape.length, shape.numbers.hidden)
+    whole = memory_job.cache_megabytes(paper_plan("mnli").calib_size, shape.length, shape.geometry.hidden)
     add_totals(row, whole, float("inf"))
     seconds = [phase["seconds"] / shape.steps for phase in row["phases"] if "seconds" in phase]
     return {"seconds": seconds, "gigabytes": row["total_mb"] / 1024, "worker": row["training_mb"] / 1024}
@@ -90,16 +87,16 @@ def _rem_job(shape: Shape) -> dict[str, Any]:
     from mrem_deploy.train.rem import train_rem
     from mrem_deploy.train.sequential import CacheSettings
 
-    short = replace(shape.numbers, layers=REM_LAYERS)
+    short = replace(shape.geometry, layers=REM_LAYERS)
     with PeakMemory("cpu") as peak:
         teacher, student, tokens, settings = _prepare(shape, short)
         log = train_rem(teacher, student, tokens, settings, CacheSettings(float("inf")))
     first, middle, last = (seconds / shape.steps for seconds in log.seconds.values())
-    layers = shape.numbers.layers
+    layers = shape.geometry.layers
     block = sum(value.numel() for value in teacher.bert.encoder.layer[0].parameters())
     absent = 2 * 4 * block * (layers - REM_LAYERS) / 2**30  # teacher and student, in float32
     calibration = paper_plan("mnli").calib_size
-    cache = memory_job.cache_megabytes(calibration, shape.length, shape.numbers.hidden) / 1024
+    cache = memory_job.cache_megabytes(calibration, shape.length, shape.geometry.hidden) / 1024
     return {
         "seconds": [first, *[middle] * (layers - 2), last],
         "gigabytes": peak.mb / 1024 + absent + cache,
@@ -115,7 +112,7 @@ def _qat_job(shape: Shape) -> dict[str, Any]:
     from mrem_deploy.train.qat import QatSettings, train_qat
 
     with PeakMemory("cpu") as peak:
-        teacher, student, tokens, settings = _prepare(shape, shape.numbers)
+        teacher, student, tokens, settings = _prepare(shape, shape.geometry)
         log = train_qat(teacher, student, tokens, QatSettings(settings, (1.0, 1.0)), lambda model: 0.0)
     stages = [seconds / shape.steps for name, seconds in log.seconds.items() if name.startswith("stage")]
     return {"seconds": stages, "gigabytes": peak.mb / 1024}
@@ -157,12 +154,12 @@ def minutes(name: str, seconds: Sequence[float]) -> float:
 
 
 def _record(shape: Shape, name: str, found: dict[str, Any]) -> Record:
-    papers = paper.MAIN["mnli"][2][PAPER_MODELS[shape.geometry]].get((shape.bits, name))
+    papers = paper.MAIN["mnli"][2][PAPER_MODELS[shape.name]].get((shape.bits, name))
     share = shape.batch_size / paper_plan("mnli").batch_size
     seconds = found["seconds"]
     gigabytes = found["worker"] if name == "mrem-p" else found["gigabytes"]
     return {
-        "geometry": shape.geometry,
+        "model": shape.name,
         "method": name,
         "seconds_per_step": max(seconds) if name in ("qat", "mrem-p") else sum(seconds),
         "minutes": minutes(name, seconds) / share,
@@ -174,7 +171,7 @@ def _record(shape: Shape, name: str, found: dict[str, Any]) -> Record:
 
 def show(records: list[Record], shape: Shape) -> Shown:
     columns = [
-        words("geometry", "Model"),
+        words("model", "Model"),
         method(),
         quantity("seconds_per_step", "Seconds per step"),
         quantity("minutes", "Time, min (extrapolated)"),
@@ -183,8 +180,8 @@ def show(records: list[Record], shape: Shape) -> Shown:
         quantity("paper_gigabytes", "paper"),
     ]
     found = []
-    for geometry in dict.fromkeys(r["geometry"] for r in records):
-        own = {r["method"]: r for r in records if r["geometry"] == geometry}
+    for model in dict.fromkeys(r["model"] for r in records):
+        own = {r["method"]: r for r in records if r["model"] == model}
         for key, unit, pairs in (
             ("gigabytes", "GB", (("rem", "mrem-s"), ("mrem-p", "mrem-s"), ("mrem-s", "qat"))),
             ("minutes", "min", (("mrem-p", "mrem-s"), ("mrem-s", "qat"))),
@@ -192,7 +189,7 @@ def show(records: list[Record], shape: Shape) -> Shown:
             for less, more in pairs:
                 if less in own and more in own:
                     what = "memory" if unit == "GB" else "time"
-                    claim = f"{geometry}: {NAMES[less]} takes less {what} than {NAMES[more]}"
+                    claim = f"{model}: {NAMES[less]} takes less {what} than {NAMES[more]}"
                     printed = [own[m][f"paper_{key}"] for m in (less, more)]
                     papers = (printed[0], printed[1]) if None not in printed else None
                     found.append(claims.less(claim, own[less][key], own[more][key], unit, papers))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mrem_deploy.benchmarks.geometry import GEOMETRIES
 from mrem_deploy.config import Recipe
 from mrem_deploy.modelcard import duration
 from mrem_deploy.reproduce import ablations, forcing, geometry, tables
@@ -105,7 +106,10 @@ def of_geometry(names: Sequence[str], steps: int, plan: Plan, out: Path) -> list
         return []
     length = plan.max_length or LENGTH
     bits = plan.widths(("4-4-8",))[0]
-    shapes = [geometry.Shape(name, bits, plan.batch_size, length, steps, plan.threads) for name in names]
+    shapes = [
+        geometry.Shape(name, GEOMETRIES[name], bits, plan.batch_size, length, steps, plan.threads)
+        for name in names
+    ]
     records = geometry.measure_all(shapes, plan.methods, out / "geometry")
     title = "Time and memory of the paper's models, extrapolated"
     caption = "Measured over a few steps on this machine with random weights, and extrapolated."
