@@ -23,8 +23,8 @@ HEAD_OF_KIND = {
 class Defaults:
     """Options whose default is the task's, for quantization; fine-tuning takes the length only.
 
-    SQuAD has the paper's: 4,000 steps at 5e-5, 384 tokens. GLUE has the paper's 2,000 steps, at five times its
-    rate of 1e-4, which docs/findings.md found better.
+    SQuAD has the paper's: 4,000 steps at 5e-5, 384 tokens. GLUE has the paper's 2,000 steps, at five times
+    its rate of 1e-4, which docs/findings.md found better.
     """
 
     steps: int = 2000
