@@ -97,6 +97,16 @@ def _grouped_points(
     return handles
 
 
+def _level(axes: Axes, value: float) -> None:
+    """A line where full precision is."""
+    axes.axhline(value, color=INK, linewidth=1.2, linestyle=(0, (5, 2)))
+    place = (0.99, value)
+    axes.annotate(
+        "full precision", place, xycoords=("axes fraction", "data"), xytext=(0, 4), ha="right",
+        textcoords="offset points", fontsize=9,
+    )  # fmt: skip
+
+
 def _ours_and_paper(
     name: str, title: str, records: Sequence[Record], score: Score, by: str, papers: str, level: Record | None
 ) -> Parts:
@@ -110,12 +120,7 @@ def _ours_and_paper(
     for axes, (key, heading) in zip(np.atleast_1d(drawn), panels, strict=True):
         handles = _grouped_points(axes, quantized, key, groups, series, by)
         if level is not None and is_number(level.get(key)):
-            axes.axhline(level[key], color=INK, linewidth=1.2, linestyle=(0, (5, 2)))
-            place = (0.01, level[key])
-            axes.annotate(
-                "full precision", place, xycoords=("axes fraction", "data"), xytext=(0, 4),
-                textcoords="offset points", fontsize=9,
-            )  # fmt: skip
+            _level(axes, level[key])
         axes.set(title=heading, xlabel="bits (weights-embeddings-activations)")
     np.atleast_1d(drawn)[0].set_ylabel(f"{score.header} (%)")
     figure.legend(handles, series, loc="outside lower center", ncols=len(series))
@@ -227,33 +232,38 @@ def teacher_forcing(records: Sequence[Record], metric: str) -> Parts:
 
 
 @styled
-def num_modules(records: Sequence[Record], metric: str) -> Parts:
+def num_modules(records: Sequence[Record], metric: str, full: float) -> Parts:
     figure, (left, right) = new_figure(3.4, columns=2)
     counts = [str(r["modules"]) for r in records]
     at = np.arange(len(records))
     std = _spread(records, "score")
     left.errorbar(at, _column(records, "score"), std, color=BLUE, marker="o", capsize=3, linewidth=1.8)
-    left.set(title="Score", xlabel="modules", ylabel=f"{metric} (%)")
+    left.set(xlabel="modules", ylabel=f"{metric} (%)")
+    if is_number(full):
+        _level(left, full)
     left.margins(x=0.08, y=0.25)
-    papers = _column(records, "paper_gigabytes")
-    both = bool(np.isfinite(papers).any())
-    width = 0.38 if both else 0.6
-    bars = right.bar(
-        at - (width / 2 if both else 0), _column(records, "gigabytes"), width, color=BLUE, label="here"
-    )
-    right.bar_label(bars, fmt="{:.1f}", padding=2, fontsize=9)
-    if both:
-        bars = right.bar(at + width / 2, np.nan_to_num(papers), width, color=SKY, label="paper (BERT-base)")
-        right.bar_label(bars, [f"{v:.1f}" if np.isfinite(v) else "" for v in papers], padding=2, fontsize=9)
-        right.legend(loc="upper right")
-    right.set(title="Peak memory", xlabel="modules", ylabel="GB")
-    right.margins(y=0.15)
+    series = [("gigabytes", "here", BLUE), ("paper_gigabytes", "paper (BERT-base)", SKY)]
+    for place, (key, label, colour) in enumerate(series):
+        gigabytes = _column(records, key)
+        known = np.isfinite(gigabytes)
+        if not known.any():
+            continue
+        # Of models as different as these only the shares can stand on one scale.
+        share = np.nan_to_num(100 * gigabytes / gigabytes[known][0])
+        bars = right.bar(at + (place - 0.5) * 0.4, share, 0.4, color=colour, label=label)
+        right.bar_label(
+            bars, [f"{v:.2g}" if np.isfinite(v) else "" for v in gigabytes], padding=2, fontsize=9
+        )
+    right.legend(loc="lower center", bbox_to_anchor=(0.5, 0.98), ncols=2, fontsize=9)
+    right.set(xlabel="modules", ylabel="% of the memory with the fewest")
+    right.set_title("Peak memory", pad=26)
+    left.set_title("Score", pad=26)
     for axes in (left, right):
         axes.set_xticks(at, counts)
         axes.grid(visible=False, axis="x")
     caption = (
-        "Left: the score; right: peak memory of training. Here it is the memory of the whole process, with "
-        "libraries, both models and the cache; the paper's is that of a GPU."
+        "Left: the score; right: peak memory of training, in GB over the bars. Here it is the memory of "
+        "the whole process, with libraries, both models and the cache; the paper's is that of a GPU."
     )
     return "num-modules", "Number of modules", caption, figure
 
