@@ -34,18 +34,19 @@ def made_up(recipe: Recipe, right: dict[str, int]) -> CellResult:
     count = right[recipe.method] + recipe.seed
     guess = np.where(np.arange(EXAMPLES) < count, 0, 1)
     splits = ("matched", "mismatched") if recipe.task == "mnli" else ("dev",)
+    metric, also = ("f1", "exact") if recipe.task == "squad" else ("accuracy", "accuracy")
     answers = {"full_precision": np.where(np.arange(EXAMPLES) < 360, 0, 1), "quantized": guess}
     scores = {
         "examples": EXAMPLES,
-        "full_precision": {"accuracy": 90.0},
-        "quantized": {"accuracy": 100.0 * count / EXAMPLES},
+        "full_precision": {also: 80.0, metric: 90.0},
+        "quantized": {also: 50.0, metric: 100.0 * count / EXAMPLES},
     }
     layers = ["embeddings", "block 1", "block 2", "output"]
     error = 0.4 if recipe.method == "rem" else 0.1
     modules = 1 if recipe.method == "rem" else int(recipe.modules)
     return CellResult(
         metrics={
-            "accuracy": {"metric": "accuracy", "splits": dict.fromkeys(splits, scores)},
+            "accuracy": {"metric": metric, "splits": dict.fromkeys(splits, scores)},
             "cost": {
                 "train_seconds": 60.0,
                 "total_seconds": 70.0,
@@ -130,6 +131,23 @@ def test_the_main_table_has_the_papers_figures_beside_ours() -> None:
     row = next(line for line in entry.text().splitlines() if "2-2-4" in line and "MREM-S" in line)
     assert "81.1 ± 0.2" in row
     assert "85.00" in row
+
+
+def test_squad_has_two_scores_of_one_split() -> None:
+    squad = replace(MNLI, task="squad")
+    (entry,) = entries_of(["main"], replace(paper_plan("squad"), seeds=1), squad)
+    record = next(r for r in entry.shown.records if (r["bits"], r["method"]) == ("2-2-8", "mrem-s"))
+    assert (record["exact"], record["paper_exact"], record["f1"], record["paper_f1"]) == (
+        50.0,
+        77.8,
+        85.0,
+        86.0,
+    )
+    finding = next(f for f in entry.shown.findings if f.claim == "2-2-8: MREM-S scores above REM")
+    assert finding.evidence.startswith("+35.00")  # of F1, the main score
+    assert finding.evidence.endswith("paper +31.0")
+    assert "F1 − full precision" in entry.text()
+    assert entry.caption == "Differs from the paper: 1 seed (paper: 10)."
 
 
 def test_a_wide_model_is_compared_with_bert_large() -> None:

@@ -187,9 +187,15 @@ def main(argv: list[str] | None = None) -> int:
         print("\n".join([*missing, run.listing(cells, recipes)]))
         return 0
     note_subjects(out, subjects)
-    cells.run(recipes)
-    entries = run.present(jobs, cells, seeds)
-    entries += run.of_geometry(geometry, steps, pairs[0][0], out)
+    try:
+        cells.run(recipes)
+        entries = run.present(jobs, cells, seeds)
+        entries += run.of_geometry(geometry, steps, pairs[0][0], out)
+    except KeyboardInterrupt:
+        print(
+            "\ninterrupted; what is finished is kept, and the same command goes on from here", file=sys.stderr
+        )
+        return cli.EXIT_INTERRUPTED
     command = "python -m mrem_deploy.reproduce " + shlex.join(arguments)
     provenance = Provenance(command, environment.describe(), missing)
     for entry in entries:

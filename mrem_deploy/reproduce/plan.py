@@ -145,7 +145,7 @@ def name_of(recipe: Recipe) -> str:
 
 def gobo_of(plan: Plan, subject: Subject, bits: str) -> Recipe:
     """Nothing is drawn and nothing trained, so only the evaluation is the plan's."""
-    length = {"max_length": plan.max_length} if plan.max_length else {}
+    length: dict[str, Any] = {"max_length": plan.max_length} if plan.max_length else {}
     return GoboRecipe(
         model=subject.model, task=subject.task, data=subject.data, method="ptq", bits=bits,
         eval_size=plan.eval_size, threads=plan.threads, seed=FIRST_SEED, **length,

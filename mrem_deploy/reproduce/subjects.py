@@ -61,12 +61,12 @@ def find_subjects(
         if any(subject.task == task for subject in found):
             raise UserError(f"--task {task} is given twice", "compare two models in two folders (--out)")
         data = _absolute(given["data"])
-        model = (
-            _absolute(given["model"])
-            if "model" in given
-            else _finetuned(task, data, out, finetuning, dry_run)
-        )
-        layers, hidden = _shape(model, finetuning.encoder)
+        if "model" in given:
+            model = shaped_like = _absolute(given["model"])
+        else:
+            model = _finetuned(task, data, out, finetuning, dry_run)
+            shaped_like = model if Path(model).exists() else str(finetuning.encoder)
+        layers, hidden = _shape(shaped_like)
         found.append(Subject(model, task, data, layers, hidden, fingerprint(model)))
     return found
 
@@ -107,17 +107,16 @@ def _finetune(settings: FinetuneSettings) -> None:
     finetune(settings, resume=True)
 
 
-def _shape(model: str, encoder: str | None) -> tuple[int, int]:
-    """Layers and width; of a model still to be fine-tuned those of its encoder."""
+def _shape(model: str) -> tuple[int, int]:
+    """Layers and width."""
     from transformers import AutoConfig
 
-    place = model if Path(model).exists() or encoder is None or "/models/" not in model else encoder
     try:
         with quiet_transformers():
-            config = AutoConfig.from_pretrained(place)
+            config = AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"--model {place} cannot be read: {str(error).splitlines()[0]}",
+            f"--model {model} cannot be read: {str(error).splitlines()[0]}",
             "give a folder with a fine-tuned model",
         ) from error
     return int(config.num_hidden_layers), int(config.hidden_size)
