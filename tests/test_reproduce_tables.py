@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,8 +117,21 @@ def test_the_page_has_every_experiment_and_fetches_nothing(tmp_path: Path) -> No
     assert "<why>" not in markdown
     assert "default-src 'none'" in html
     assert "mrem reproduce all" in html
-    ids = [part.split('"')[0] for part in html.split(' id="')[1:]]
-    assert len(ids) == len(set(ids))  # plots of one page share no clip paths
+
+
+def test_plots_on_one_page_refer_to_parts_of_their_own(tmp_path: Path) -> None:
+    other = replace(MNLI, task="sst2")
+    entries = entries_of(["main", "error-propagation"], replace(paper_plan("mnli"), seeds=1), MNLI, other)
+    assert [entry.stem for entry in entries] == [
+        "main-mnli", "main-sst2", "error-propagation-mnli", "error-propagation-sst2",
+    ]  # fmt: skip
+    write_page(entries, tmp_path, "a title", Provenance("mrem reproduce", {"date": "today"}, []))
+    html = (tmp_path / "index.html").read_text(encoding="utf-8")
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    references = re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', html)
+    assert len(references) > 40
+    assert {one or other for one, other in references} <= set(ids)
 
 
 def test_the_main_table_has_the_papers_figures_beside_ours() -> None:

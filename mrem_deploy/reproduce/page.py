@@ -130,11 +130,15 @@ def _markdown(entries: Sequence[Entry], folder: Path, title: str, provenance: Pr
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def _own_ids(html: str, name: str, stem: str) -> str:
+    """The same plot of two subjects on one page: each refers to parts of its own."""
+    for before in ('id="', "url(#", 'href="#'):
+        html = html.replace(f"{before}{name}-", f"{before}{stem}-plot-{name}-")
+    return html
+
+
 def _section(entry: Entry) -> str:
-    figures = "".join(
-        figure_html(plot).replace(f'"{plot.name}-', f'"{entry.stem}-{plot.name}-')
-        for plot in entry.shown.plots
-    )
+    figures = "".join(_own_ids(figure_html(plot), plot.name, entry.stem) for plot in entry.shown.plots)
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in (entry.caption, *entry.shown.notes))
     found = "".join(
         f"<li>{escape(f.claim)}: <b>{escape(f.verdict)}</b> ({escape(f.evidence)})</li>"
