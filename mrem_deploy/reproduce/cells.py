@@ -2,8 +2,8 @@
 
 A cell is a result folder of `mrem quantize`, without its weights unless they are to be kept. The folder
 appears as a whole when the run succeeds, so a finished cell is never run again, and an interrupted one goes
-on from the pipeline's own checkpoints. The digest names all that decides the numbers: the recipe, and the
-weights of the model instead of the place they lie at.
+on from the pipeline's own checkpoints. The digest names all that decides the numbers: the recipe, the
+version of this package, and the weights of the model instead of the place they lie at.
 
 A process of its own, because peak memory is measured: what an earlier cell left in this process would count.
 """
@@ -14,12 +14,13 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mrem_deploy import artifact
-from mrem_deploy.config import Recipe
+from mrem_deploy import __version__, artifact
+from mrem_deploy.config import Recipe, from_yaml, make_recipe
 from mrem_deploy.errors import UserError
 from mrem_deploy.files import write_json
 from mrem_deploy.history import Answers, read_answers, read_history
@@ -79,6 +80,7 @@ class Cells:
 
     def digest(self, recipe: Recipe) -> str:
         identity = recipe.identity()
+        identity["version"] = __version__
         identity["model"] = self._fingerprints[str(recipe.model), str(recipe.task)]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -101,11 +103,16 @@ class Cells:
         return CellResult(metrics, history["curves"], history["layer_errors"], answers)
 
     def estimate(self, recipes: Sequence[Recipe]) -> Estimate:
-        """What cells cost, learned from those that are finished."""
+        """What cells cost, learned from all of the same tasks that are finished."""
         known = Estimate()
-        for recipe in recipes:
-            if self.is_finished(recipe):
-                known.learn(recipe, self.load(recipe).metrics)
+        tasks = {recipe.task for recipe in recipes}
+        for path in sorted(self.folder.glob(f"[!.]*/{METRICS}")):
+            with suppress(
+                UserError
+            ):  # a cell of another version may have options that this one does not know
+                recipe = make_recipe(from_yaml(path.parent / "recipe.yaml"))
+                if recipe.task in tasks:
+                    known.learn(recipe, json.loads(path.read_text(encoding="utf-8")))
         return known
 
     def run(self, recipes: Sequence[Recipe]) -> None:
