@@ -84,10 +84,14 @@ mrem::View view_of(const Floats& x) {
     py::ssize_t last = x.ndim() - 1;
     while (last >= 0 && x.shape(last) == 1) --last;
     if (last < 0) return view;
-    require(x.strides(last) == kFloat, "the last dimension must be contiguous");
-    view.columns = static_cast<std::size_t>(x.shape(last));
+    if (x.strides(last) == kFloat) {
+        view.columns = static_cast<std::size_t>(x.shape(last));
+        --last;
+    } else {  // rows of one element, apart from each other
+        require(last < x.ndim() - 1, "the last dimension must be contiguous");
+    }
     std::size_t slot = view.sizes.size();
-    for (py::ssize_t i = last - 1; i >= 0; --i) {
+    for (py::ssize_t i = last; i >= 0; --i) {
         if (x.shape(i) == 1) continue;
         require(x.strides(i) % kFloat == 0, "strides must be whole floats");
         const auto size = static_cast<std::size_t>(x.shape(i));
