@@ -1,4 +1,4 @@
-"""The ops as torch knows them: schema, shapes for the compiler, gradients. Call them through `ops`, which checks.
+"""The ops as torch knows them: schema, shapes for the compiler, gradients. Call them through `ops`.
 
 A grid crosses as the list of its four integers. What a reader would get wrong: outputs are always row-major,
 whatever the strides of the inputs, because the shapes told to the compiler say so.
