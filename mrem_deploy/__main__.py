@@ -13,6 +13,7 @@ VERBS = {
     "validate": "an exported ONNX model beside the models it came from, with a verdict",
     "finetune": "full-precision fine-tuning of any supported task",
     "benchmark": "memory and speed of training, measured on this machine",
+    "doctor": "what this machine has, which kernels will run, and what to install",
 }
 
 

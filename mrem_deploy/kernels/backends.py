@@ -1,7 +1,7 @@
 """Which implementation runs.
 
-Two families of ops have several. Packing (NumPy arrays): `cpp`, else `reference`. Training (tensors): `triton`
-for CUDA tensors, `cpp` for float32 tensors on the CPU, else `reference`; every one of them is a module with the
+Two families of ops have several. Packing (NumPy arrays): `cpp`, else `reference`. Training (tensors):
+`triton` for CUDA tensors, `cpp` for float32 tensors on the CPU, else `reference`; each is a module with the
 functions of `reference_ops`. `use_backend` (the recipe's --kernels) or the environment variable MREM_BACKEND
 ask for one by name: then a missing one is an error. Under `auto` the reference takes over, with one warning.
 
@@ -68,6 +68,17 @@ def extension() -> Extension:
             None, f"the C++ extension is from another version (interface {found}, not {INTERFACE})"
         )
     return Extension(module)
+
+
+def active_target() -> str:
+    """The instruction set that the extension uses, which must be there: avx512, avx2 or scalar."""
+    module = extension().module
+    assert module is not None
+    try:
+        return str(module.active_target())
+    except ValueError as error:
+        usable = ", ".join(name for name, runs in module.targets().items() if runs)
+        raise UserError(str(error), f"unset {TARGET_VARIABLE}, or set it to one of: {usable}") from None
 
 
 @functools.cache
@@ -148,17 +159,18 @@ def _warn_once() -> None:
 
 def ops_for(x: torch.Tensor) -> ModuleType:
     """The module with the training ops (contract: `reference_ops`) that serves tensors like x."""
-    return _module(backend_for(x.device.type, x.dtype))
+    # The ops take floating-point tensors only, and of those only float32 has four bytes.
+    return _module(backend_for(x.device.type, x.dtype.itemsize == 4))
 
 
-def backend_for(device: str, dtype: torch.dtype = torch.float32) -> str:
+def backend_for(device: str, float32: bool = True) -> str:
     """The name of the backend that computes with tensors of that kind."""
     name = choice()
     if name != "auto":
         return name
     if device == "cuda":
         return "reference" if triton_problem() else "triton"
-    if device == "cpu" and dtype == torch.float32:
+    if device == "cpu" and float32:
         if extension().module is not None:
             return "cpp"
         _warn_once()
@@ -173,7 +185,7 @@ def _module(name: str) -> ModuleType:
 def describe() -> str:
     """For people: what runs here, and if it is not the fastest, why and what to do."""
     if backend() == "cpp":
-        return f"kernels: the C++ extension is in use (CPU target {_module('cpp').active_target()})"
+        return f"kernels: the C++ extension is in use (CPU target {active_target()})"
     if choice() == "reference":
         asked = VARIABLE + "=reference" if _chosen == "auto" else "it was asked for"
         return f"kernels: the plain reference is in use, because {asked}; {WHAT_IS_SLOWER}"

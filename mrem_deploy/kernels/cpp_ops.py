@@ -10,12 +10,10 @@ time: so the operand of dX is freed before that of dW is made.
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from mrem_deploy.errors import UserError
 from mrem_deploy.kernels import backends
 from mrem_deploy.kernels import reference_ops as reference
 from mrem_deploy.numerics import Grid
@@ -24,26 +22,15 @@ Tensor = torch.Tensor
 MOST_STRIDED = 4  # dimensions of an array that the extension reads where it lies
 
 
-def _load() -> ModuleType:
+def _load() -> Any:
     found = backends.extension()
     if found.module is None:
         raise ImportError(found.problem)
-    try:
-        found.module.active_target()
-    except ValueError as error:
-        usable = ", ".join(name for name, runs in found.module.targets().items() if runs)
-        raise UserError(
-            str(error), f"unset {backends.TARGET_VARIABLE}, or set it to one of: {usable}"
-        ) from None
+    backends.active_target()  # explains a wrong MREM_CPU_TARGET before the first kernel would
     return found.module
 
 
-_cpu: Any = _load()
-
-
-def active_target() -> str:
-    """The instruction set that the extension uses: avx512, avx2 or scalar."""
-    return str(_cpu.active_target())
+_cpu = _load()
 
 
 def serves(*tensors: Tensor | None) -> bool:
