@@ -33,13 +33,15 @@ struct LaqSums {
 struct Kernels {
     const char* name;
 
-    // out = clamp(round(x / scale), low, high) · factor. A factor of 1 leaves the integers.
-    void (*quantize)(const float* x, std::size_t n, float scale, Range range, float factor, float* out);
+    // out = clamp(round(x / scale), low, high) · factor. A factor of 1 leaves the integers. With `past_cache`
+    // results go to memory directly: for a tensor that no cache would hold until it is read again.
+    void (*quantize)(const float* x, std::size_t n, float scale, Range range, float factor, bool past_cache,
+                     float* out);
 
     // Gradients of LSQ. grad_x = grad where x is inside the range, else 0; returns Σ grad · dx̂/ds, each
     // product rounded to float32, their sum in float64.
     double (*quantize_backward)(const float* grad, const float* x, std::size_t n, float scale, Range range,
-                                float* grad_x);
+                                bool past_cache, float* grad_x);
 
     // out = sign(w) · [|w| > threshold] · factor; NaN counts as 0.
     void (*ternarize)(const float* w, std::size_t n, float threshold, float factor, float* out);

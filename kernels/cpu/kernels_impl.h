@@ -5,6 +5,8 @@
 // file, and portable code would run the one compiled for AVX-512.
 #pragma once
 
+#include <cstdint>
+
 #include "kernels.h"
 
 namespace mrem {
@@ -18,6 +20,12 @@ struct Whole {
     typename V::F load(const float* from) const { return V::load(from); }
     void store(typename V::F value, float* to) const { V::store(value, to); }
     typename V::F keep(typename V::F value) const { return value; }
+};
+
+// The same for an aligned output that goes past the caches.
+template <class V>
+struct WholePastCache : Whole<V> {
+    void store(typename V::F value, float* to) const { V::store_past_cache(value, to); }
 };
 
 template <class V>
@@ -34,6 +42,20 @@ inline void by_lanes(std::size_t n, const Body& body) {
     std::size_t i = 0;
     for (; i + kLanes <= n; i += kLanes) body(i, Whole<V>{});
     if (i < n) body(i, Part<V>{n - i});
+}
+
+// The same, storing past the caches where `past_cache` and the alignment of `out` allow it. Only a constant
+// choice of the loop, not of each vector, costs nothing.
+template <class V, class Body>
+inline void by_lanes(std::size_t n, bool past_cache, const float* out, const Body& body) {
+    if (!past_cache || reinterpret_cast<std::uintptr_t>(out) % (kLanes * sizeof(float)) != 0) {
+        by_lanes<V>(n, body);
+        return;
+    }
+    std::size_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) body(i, WholePastCache<V>{});
+    if (i < n) body(i, Part<V>{n - i});
+    V::fence();  // such stores are not ordered with others: another thread may read next
 }
 
 // The lanes' sums in one fixed order.
@@ -54,20 +76,21 @@ inline typename V::F codes_of(typename V::F ratio, typename V::F low, typename V
 }
 
 template <class V>
-void quantize(const float* x, std::size_t n, float scale, Range range, float factor, float* out) {
+void quantize(const float* x, std::size_t n, float scale, Range range, float factor, bool past_cache,
+              float* out) {
     const auto s = V::all(scale), low = V::all(range.low), high = V::all(range.high), f = V::all(factor);
-    by_lanes<V>(n, [&](std::size_t i, auto lanes) {
+    by_lanes<V>(n, past_cache, out, [&](std::size_t i, auto lanes) {
         lanes.store(V::mul(codes_of<V>(V::div(lanes.load(x + i), s), low, high), f), out + i);
     });
 }
 
 template <class V>
 double quantize_backward(const float* grad, const float* x, std::size_t n, float scale, Range range,
-                         float* grad_x) {
+                         bool past_cache, float* grad_x) {
     const auto s = V::all(scale), low = V::all(range.low), high = V::all(range.high);
     const auto half = V::all(0.5f), zero = V::all(0.0f);
     auto sums = V::zeros();
-    by_lanes<V>(n, [&](std::size_t i, auto lanes) {
+    by_lanes<V>(n, past_cache, grad_x, [&](std::size_t i, auto lanes) {
         const auto g = lanes.load(grad + i);
         const auto ratio = V::div(lanes.load(x + i), s);
         const auto codes = codes_of<V>(ratio, low, high);

@@ -24,6 +24,11 @@ struct Avx2 {
         _mm256_storeu_ps(to, x.a);
         _mm256_storeu_ps(to + kHalf, x.b);
     }
+    static void store_past_cache(F x, float* to) {
+        _mm256_stream_ps(to, x.a);
+        _mm256_stream_ps(to + kHalf, x.b);
+    }
+    static void fence() { _mm_sfence(); }
     // The first n lanes, n at most 8, as a mask.
     static __m256i first(std::size_t n) {
         const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);

@@ -18,6 +18,8 @@ struct Avx512 {
     static F all(float value) { return _mm512_set1_ps(value); }
     static F load(const float* from) { return _mm512_loadu_ps(from); }
     static void store(F x, float* to) { _mm512_storeu_ps(to, x); }
+    static void store_past_cache(F x, float* to) { _mm512_stream_ps(to, x); }
+    static void fence() { _mm_sfence(); }
     static M first(std::size_t n) { return static_cast<M>((1u << n) - 1); }  // n at most 16
     static F load_first(const float* from, std::size_t n) { return _mm512_maskz_loadu_ps(first(n), from); }
     static void store_first(F x, float* to, std::size_t n) { _mm512_mask_storeu_ps(to, first(n), x); }

@@ -41,6 +41,8 @@ struct Scalar {
     static void store_first(const F& a, float* to, std::size_t n) {
         for (std::size_t i = 0; i < n; ++i) to[i] = a.v[i];
     }
+    static void store_past_cache(const F& a, float* to) { store(a, to); }  // C++ has no word for it
+    static void fence() {}
     static F keep_first(const F& a, std::size_t n) {
         return each<F>([&](std::size_t i) { return i < n ? a.v[i] : 0.0f; });
     }

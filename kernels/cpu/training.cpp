@@ -10,7 +10,9 @@
 namespace mrem {
 namespace {
 
-constexpr std::size_t kBlock = 16384;  // floats: 64 KiB, a few microseconds of work
+constexpr std::size_t kBlock = 16384;                     // floats: 64 KiB, a few microseconds of work
+constexpr std::size_t kPastCache = std::size_t{1} << 21;  // floats: 8 MiB, more than a core's own caches
+<< 22;                                 // floats: 16 MiB, more than a core's share of caches
 constexpr double kTwnThreshold = 0.7;  // Δ = 0.7 · mean|w|, the constant of the TWN paper
 
 // Rows in blocks of about kBlock floats. A contiguous tensor with one scale is one long run: it is cut anew,
@@ -123,10 +125,11 @@ void quantize(const Kernels& kernels, const View& x, Scales scales, Range range,
               int threads) {
     assert(scales.count == 1 || (scales.count == x.rows() && x.contiguous()));
     const Blocks blocks(x, scales.count == 1);
+    const bool past_cache = x.size() >= kPastCache;
     for_each_block(blocks.count(), threads, [&](std::size_t block) {
         blocks.visit(block, [&](std::size_t row, const float* from, std::size_t offset, std::size_t n) {
             const float scale = scales.at(row);
-            kernels.quantize(from, n, scale, range, dequantize ? scale : 1.0f, out + offset);
+            kernels.quantize(from, n, scale, range, dequantize ? scale : 1.0f, past_cache, out + offset);
         });
     });
 }
@@ -135,17 +138,19 @@ void quantize_backward(const Kernels& kernels, const float* grad, const View& x,
                        float* grad_x, float* grad_scale, int threads) {
     assert(scales.count == 1 || (scales.count == x.rows() && x.contiguous()));
     const Blocks blocks(x, scales.count == 1);
+    const bool past_cache = x.size() >= kPastCache && grad_x != grad;  // in place, the line is in the cache
     if (scales.count == 1) {
         const auto part = [&](const float* from, std::size_t offset, std::size_t n) {
-            return kernels.quantize_backward(grad + offset, from, n, scales.at(0), range, grad_x + offset);
+            return kernels.quantize_backward(grad + offset, from, n, scales.at(0), range, past_cache,
+                                             grad_x + offset);
         };
         *grad_scale = static_cast<float>(sum_blocks<double>(blocks, threads, part));
         return;
     }
     for_each_block(blocks.count(), threads, [&](std::size_t block) {
         blocks.visit(block, [&](std::size_t row, const float* from, std::size_t offset, std::size_t n) {
-            grad_scale[row] = static_cast<float>(
-                kernels.quantize_backward(grad + offset, from, n, scales.at(row), range, grad_x + offset));
+            grad_scale[row] = static_cast<float>(kernels.quantize_backward(
+                grad + offset, from, n, scales.at(row), range, past_cache, grad_x + offset));
         });
     });
 }

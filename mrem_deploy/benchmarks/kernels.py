@@ -138,16 +138,29 @@ def _learnable(x: torch.Tensor, grad: torch.Tensor) -> Gradients:
 
 
 def _compiled() -> Contender:
-    """Forward and backward compiled apart and called without autograd, which is to their advantage."""
-    step = torch.tensor(STEP)
-    forward = torch.compile(lambda x: reference_ops.fake_quant(x, step, GRID), fullgraph=True)
+    """Forward and backward compiled, and joined by autograd as the others are."""
+    forward = torch.compile(lambda x, step: reference_ops.fake_quant(x, step, GRID), fullgraph=True)
     backward = torch.compile(
-        lambda grad, x: reference_ops.fake_quant_backward(grad, x, step, GRID), fullgraph=True
+        lambda grad, x, step: reference_ops.fake_quant_backward(grad, x, step, GRID), fullgraph=True
     )
 
+    class Compiled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x, step)
+            return forward(x, step)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return backward(grads[0], *ctx.saved_tensors)
+
     def call(x: torch.Tensor, grad: torch.Tensor) -> Gradients:
-        y = forward(x)
-        return (y, *backward(grad, x))
+        x, step = x.detach().requires_grad_(), torch.tensor(STEP, requires_grad=True)
+        y = Compiled.apply(x, step)
+        y.backward(grad)
+        assert x.grad is not None
+        assert step.grad is not None
+        return y, x.grad, step.grad
 
     return call
 
