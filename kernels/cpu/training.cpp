@@ -12,8 +12,7 @@ namespace {
 
 constexpr std::size_t kBlock = 16384;                     // floats: 64 KiB, a few microseconds of work
 constexpr std::size_t kPastCache = std::size_t{1} << 21;  // floats: 8 MiB, more than a core's own caches
-<< 22;                                 // floats: 16 MiB, more than a core's share of caches
-constexpr double kTwnThreshold = 0.7;  // Δ = 0.7 · mean|w|, the constant of the TWN paper
+constexpr double kTwnThreshold = 0.7;                     // Δ = 0.7 · mean|w|, the constant of the TWN paper
 
 // Rows in blocks of about kBlock floats. A contiguous tensor with one scale is one long run: it is cut anew,
 // into rows of kBlock floats, of which the last may be shorter.
