@@ -1,8 +1,8 @@
 """The rival of the fused ops: quantizers as one writes them in PyTorch, from ordinary operations.
 
 Autograd then keeps what each of them needs: x/s, the clamped ratio, the codes and the quantized copies, of
-inputs and of weights. Same formulas, same gradients as `kernels.reference_ops`, up to rounding: products are
-of dequantized numbers here.
+inputs and of weights. Values and gradients are those of `kernels.reference_ops`, up to rounding (products are
+of dequantized numbers here) and to the half step beyond each end of the range, which counts as outside here.
 """
 
 from __future__ import annotations
