@@ -47,13 +47,6 @@ from mrem_deploy.train.parallel import ParallelSettings, train_parallel
 from mrem_deploy.train.rem import train_rem
 from mrem_deploy.train.sequential import CacheSettings, TrainLog, train_sequential
 
-HEAD_OF_KIND = {
-    "classification": "sequence-classification",
-    "regression": "sequence-classification",
-    "embedding": "feature-extraction",
-    "token-classification": "token-classification",
-    "question-answering": "question-answering",
-}
 ERROR_BATCHES = 4  # batches over which the error per layer is measured, before and after training
 METRICS_FORMAT = 1
 
@@ -98,11 +91,12 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
         Columns(recipe.text_column, recipe.text_pair_column, recipe.label_column),
         recipe.eval_data,
     )
-    head = HEAD_OF_KIND[task_data.task.kind]
+    head = task_data.task.head
     teacher, tokenizer = load_model(str(recipe.model), head)
     check_model(recipe, teacher)
     texts = sample(task_data.train(), recipe.calib_size, recipe.seed)
-    calibration = encode(tokenizer, texts, recipe.max_length)
+    # Long contexts are several examples each, of which as many are drawn as there were to be.
+    calibration = sample(encode(tokenizer, texts, recipe.max_length), recipe.calib_size, recipe.seed)
     check_labels(task_data, texts, teacher)
     teacher.to(device).requires_grad_(False)
     store = _open_store(crew, out, _identity(recipe, calibration, teacher), resume)
