@@ -36,7 +36,7 @@ CHOICES = ("auto", *BACKENDS)
 INTERFACE = 2  # kInterface in kernels/cpu/bindings.cpp
 
 WHAT_IS_SLOWER = (
-    "training on the CPU is slower (a quantized step takes about half as long again), and so is packing of "
+    "training on the CPU is slower (a quantized step takes about a quarter longer), and so is packing of "
     "low-bit weights (saving or loading a BERT-base takes seconds, not a fraction of one)"
 )
 REMEDY = (
