@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mrem_deploy import benchmark, cli, qlayers
-from mrem_deploy.benchmarks import contenders, footprint, kernels, unfused
+from mrem_deploy.benchmarks import contenders, footprint, kernels, kernels_gpu, unfused
 from mrem_deploy.errors import UserError
 from mrem_deploy.kernels import backends, ops, reference_ops
 from mrem_deploy.numerics import asymmetric_grid, symmetric_grid
@@ -108,3 +108,15 @@ def test_footprint_measures_every_contender(tmp_path: Path, monkeypatch: pytest.
     assert [row["kernels"] for row in rows] == ["unquantized", *contenders.present()]
     assert all(row["peak_mb"] >= row["before_mb"] > 0 for row in rows)
     assert rows[-1]["of_last"] == 1.0
+
+
+def test_the_cases_for_gpus_run_and_a_wrong_backend_is_found() -> None:
+    """On the CPU, with the reference in the place of Triton: shapes and arguments are the same there."""
+    for name, call in kernels_gpu._cases(32, 16, device="cpu").items():
+        truth = call(reference_ops)
+        assert kernels_gpu._agrees(call(reference_ops), truth), name
+        wrong = tuple(part * 1.01 for part in (truth if isinstance(truth, tuple) else (truth,)))
+        assert not kernels_gpu._agrees(wrong, truth), name
+    row = {"op": "laq", "milliseconds": 1.0, "torch_milliseconds": 3.0, "ratio": 0.25, "agrees": False}
+    assert "4.00×" in kernels_gpu.as_table([row])
+    assert "NO" in kernels_gpu.as_table([row])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kernels_gpu_battery import run
+from run_gpu_battery import run
 
 pytest.importorskip("triton", reason="Triton exists for Linux only")
 

@@ -4,6 +4,7 @@ The rivals: the plain torch code (the reference, eager), `torch._fake_quantize_l
 (PyTorch's own fused op), and torch.compile of the reference. Before timing, all are shown to agree. The limit
 is memory: 8 bytes of every element move forward (x, x̂) and 12 backward (gradient, x, gradient of x). As a
 yardstick a copy and a sum of two tensors, which move the same 20 bytes, take their turn with the others.
+Where there is a GPU, the Triton ops follow (kernels_gpu.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mrem_deploy.benchmarks import kernels_gpu
 from mrem_deploy.benchmarks import options as opt
 from mrem_deploy.benchmarks.output import Result, table
 from mrem_deploy.benchmarks.timing import Comparison, interleave, timed
@@ -78,11 +80,14 @@ def run(options: argparse.Namespace) -> Result:
         for shape in options.sizes:
             say(f"{shape[0]} × {shape[1]}")
             rows += compare(shape, everybody, options, shown.update)
+    on_gpu = kernels_gpu.run_gpu() if torch.cuda.is_available() else []
+    if not on_gpu:
+        absent["triton"] = "there is no GPU here"
     return Result(
         "kernels",
         {**opt.as_settings(options), "sizes": [list(shape) for shape in options.sizes], "absent": absent},
-        rows,
-        _table(rows),
+        rows + on_gpu,
+        "\n\n".join([_table(rows), *([kernels_gpu.as_table(on_gpu)] if on_gpu else [])]),
         _summary(rows, absent),
         lambda: _draw(rows),
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from mrem_deploy.benchmarks.output import table
 from mrem_deploy.benchmarks.timing import Comparison, interleave
 from mrem_deploy.errors import UserError
 from mrem_deploy.kernels import reference_ops
@@ -47,14 +48,29 @@ def run_gpu(tokens: int = 4096, length: int = 128, rounds: int = 30, warmup: int
     return rows
 
 
-def _cases(tokens: int, length: int) -> dict[str, Callable[[Any], Any]]:
+def as_table(rows: list[dict[str, Any]]) -> str:
+    head = ["op", "Triton, ms", "torch, ms", "times faster", "agrees"]
+    cells = [
+        [
+            row["op"],
+            f"{row['milliseconds']:.3f}",
+            f"{row['torch_milliseconds']:.3f}",
+            f"{1 / row['ratio']:.2f}×",
+            "yes" if row["agrees"] else "NO",
+        ]
+        for row in rows
+    ]
+    return table(head, cells)
+
+
+def _cases(tokens: int, length: int, device: str = "cuda") -> dict[str, Callable[[Any], Any]]:
     """Calls of the ops of one backend, at the shapes of BERT-base."""
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, device="cuda")
+        return torch.randn(shape, device=device)
 
     step, signed, unsigned, w_grid = (
-        torch.tensor(0.03, device="cuda"),
+        torch.tensor(0.03, device=device),
         activation_grid(8),
         asymmetric_grid(8, 9),
         symmetric_grid(4),
@@ -62,14 +78,14 @@ def _cases(tokens: int, length: int) -> dict[str, Callable[[Any], Any]]:
     cases: dict[str, Callable[[Any], Any]] = {}
     for inputs, outputs in ((HIDDEN, HIDDEN), (HIDDEN, WIDE), (WIDE, HIDDEN)):
         x, weight, grad = random(tokens, inputs), random(outputs, inputs), random(tokens, outputs)
-        w_scale = torch.full((outputs, 1), 0.3, device="cuda")
+        w_scale = torch.full((outputs, 1), 0.3, device=device)
         grids = (step, unsigned if inputs == WIDE else signed, w_scale, w_grid, None)
         name = f"linear {inputs} → {outputs}"
         cases[name] = _call("linear", x, weight, None, *grids)
         cases[f"{name}, backward"] = _call("linear_backward", grad, x, weight, *grids, True, True, True)
     sentences = max(tokens // length, 1)
     query, key, value = (random(sentences, length, HEADS, HEAD).transpose(1, 2) for _ in range(3))
-    scores = torch.rand(sentences, HEADS, length, length, device="cuda")
+    scores = torch.rand(sentences, HEADS, length, length, device=device)
     products = {
         "q·kᵀ": (query, key.transpose(-1, -2), signed, scores),
         "p·v": (scores, value, unsigned, query),
@@ -81,7 +97,7 @@ def _cases(tokens: int, length: int) -> dict[str, Callable[[Any], Any]]:
     weight = random(WIDE, HIDDEN)
     cases["fake_quant"] = _call("fake_quant", weight, step, w_grid)
     cases["fake_quant, backward"] = _call("fake_quant_backward", weight, weight, step, w_grid)
-    start = torch.tensor(0.3, device="cuda")
+    start = torch.tensor(0.3, device=device)
     cases["twn, one scale"] = _call("twn", weight, False)
     cases["laq, one scale"] = _call("laq", weight, start, None, w_grid, 2, False)
     return cases
