@@ -125,6 +125,7 @@ sanitize: $(READY)
 	    -DMREM_BUILD_EXTENSION=OFF -DMREM_BUILD_TESTS=ON -DMREM_SANITIZE=ON
 	$(VENV)/bin/cmake --build build/sanitize
 	./build/sanitize/test_packing
+	./build/sanitize/test_training
 
 bench: $(READY)
 	$(PY) -m mrem_deploy.kernels.bench

@@ -27,8 +27,8 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 EXTENSION = "mrem_deploy.kernels.cpu._cpu"
 WHAT_IS_SLOWER = (
-    "packing and unpacking of low-bit weights is slower "
-    "(saving or loading a BERT-base takes seconds, not a fraction of one)"
+    "training on the CPU is slower (a quantized step takes about a quarter longer), and so is packing of "
+    "low-bit weights (saving or loading a BERT-base takes seconds, not a fraction of one)"
 )
 
 

@@ -14,6 +14,7 @@ VERBS = {
     "finetune": "full-precision fine-tuning of any supported task",
     "benchmark": "memory and speed of training, measured on this machine",
     "reproduce": "the paper's experiments on your model, its figures beside yours",
+    "doctor": "what this machine has, which kernels will run, and what to install",
 }
 
 

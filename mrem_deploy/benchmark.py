@@ -14,6 +14,8 @@ from mrem_deploy import cli
 from mrem_deploy.errors import UserError
 
 VERBS = {
+    "footprint": "peak memory of a quantized training step, fused ops against ordinary autograd",
+    "kernels": "fake quantization by the C++ kernels against eager, PyTorch's own op and torch.compile",
     "latency": "exported models against ORT fp32, its quantizers and other runtimes: latency, memory, size",
     "memory": "peak memory of MREM-S training by number of modules, and of its activation cache",
     "parallel": "MREM-P against MREM-S: speed, where workers spend their time, and a slow worker",
@@ -22,6 +24,7 @@ VERBS = {
 }
 EXAMPLES = """\
 examples:
+  python -m mrem_deploy.benchmark kernels --threads 1
   python -m mrem_deploy.benchmark latency result --out results
   python -m mrem_deploy.benchmark memory --quick
   python -m mrem_deploy.benchmark memory --modules 1,2,4 --fill --out results
@@ -32,7 +35,7 @@ examples:
 
 
 def usage() -> str:
-    lines = [f"  {verb:<10}{what}" for verb, what in VERBS.items()]
+    lines = [f"  {verb:<11}{what}" for verb, what in VERBS.items()]
     return (
         "usage: mrem benchmark WHAT [options]\n\n"
         + "\n".join(lines)

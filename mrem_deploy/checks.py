@@ -18,6 +18,7 @@ from mrem_deploy.config import Recipe, module_count, parse_modules
 from mrem_deploy.data import TaskData, Texts, label_order
 from mrem_deploy.errors import UserError
 from mrem_deploy.files import explained
+from mrem_deploy.kernels.backends import use_backend
 from mrem_deploy.loading import check_max_length
 from mrem_deploy.models import anatomy
 from mrem_deploy.partition import module_cuts
@@ -65,6 +66,17 @@ def check_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"--device {name}: this machine has {torch.cuda.device_count()} GPUs", "use cuda:0")
     return device
+
+
+def check_kernels(name: str, device: torch.device) -> None:
+    """Make `--kernels` the choice of this process, if it can serve the device."""
+    use_backend(name)
+    if name == "cpp" and device.type != "cpu":
+        raise UserError(
+            f"--kernels cpp computes on the CPU, not on {device}", "use --device cpu, or --kernels auto"
+        )
+    if name == "triton" and device.type == "cpu":
+        raise UserError("--kernels triton needs a GPU, but --device is cpu", "use --kernels auto")
 
 
 def check_workers(recipe: Recipe, workers: int) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from mrem_deploy.errors import UserError
+from mrem_deploy.kernels.backends import CHOICES as BACKENDS
 from mrem_deploy.numerics import ACTIVATION_BITS, EMBEDDING_BITS, FULL_PRECISION, WEIGHT_BITS
 from mrem_deploy.qlayers import QuantSpec
 from mrem_deploy.quantizers import WEIGHT_QUANTIZERS
@@ -101,6 +102,11 @@ class Recipe:
     validate: bool = option(True, "let the first exported model answer the evaluation split, too")
     threads: int = option(0, "CPU threads; 0 leaves torch's choice")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    kernels: str = option(
+        "auto",
+        "what computes the quantized ops; auto: the best that this machine has (mrem doctor)",
+        BACKENDS,
+    )
 
     def __post_init__(self) -> None:
         defaults = defaults_of(self.task)
@@ -110,7 +116,7 @@ class Recipe:
         parse_bits(self.bits)
         parse_modules(self.modules)
         _check_quantizer(self)
-        for name in ("method", "weight_quantizer", "curvature"):
+        for name in ("method", "weight_quantizer", "curvature", "kernels"):
             choices = _field(name).metadata["choices"]
             if getattr(self, name) not in choices:
                 raise _bad(name, f"one of {', '.join(choices)}", getattr(self, name))
@@ -139,7 +145,11 @@ class Recipe:
         )  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
-        """What decides the quantized model: a resumed run must agree in all of it."""
+        """What decides the quantized model: a resumed run must agree in all of it.
+
+        Threads, device and kernels are among it: they give the same integers for the same step, but a step's
+        gradient may differ in its last bit, and training carries that on.
+        """
         places = {"out", "cache_dir", "max_memory", "checkpoint_steps", "export", "validate"}
         places |= {"workers", "max_restarts", "worker_timeout"}
         return {name: value for name, value in self.as_dict().items() if name not in places}

@@ -48,8 +48,8 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "mrem_deploy": _own_version(),
         "torch": str(torch.__version__),
-        "transformers": _version("transformers"),
-        "onnxruntime": _version("onnxruntime") or _version("onnxruntime-gpu"),
+        "transformers": version("transformers"),
+        "onnxruntime": version("onnxruntime") or version("onnxruntime-gpu"),
     }
 
 
@@ -246,7 +246,7 @@ def _gpu_name() -> str | None:
     return names[0] if names else None
 
 
-def _version(distribution: str) -> str | None:
+def version(distribution: str) -> str | None:
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -256,4 +256,4 @@ def _version(distribution: str) -> str | None:
 def _own_version() -> str | None:
     import mrem_deploy
 
-    return getattr(mrem_deploy, "__version__", None) or _version("mrem-deploy")
+    return getattr(mrem_deploy, "__version__", None) or version("mrem-deploy")

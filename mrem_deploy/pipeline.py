@@ -18,6 +18,7 @@ from mrem_deploy.batching import BatchSchedule, Encoded, encode
 from mrem_deploy.checks import (
     check_device,
     check_export,
+    check_kernels,
     check_labels,
     check_model,
     check_out,
@@ -55,6 +56,7 @@ def quantize(recipe: Recipe, resume: bool = False) -> Path:
     """Run a whole recipe; returns the result folder."""
     out = _check_places(recipe)
     device = check_device(recipe.device)
+    check_kernels(recipe.kernels, device)
     if launch.is_worker():
         check_workers(recipe, int(os.environ["WORLD_SIZE"]))
     elif recipe.method == "mrem-p":
@@ -80,6 +82,7 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
         torch.set_num_threads(recipe.threads)
     keep_large_blocks()
     device = launch.device_of(check_device(recipe.device), crew)
+    check_kernels(recipe.kernels, device)  # again, because a worker is a process of its own
     profiles = check_export(recipe)
 
     say(f"loading {recipe.model}")

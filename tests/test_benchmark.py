@@ -16,6 +16,7 @@ from torch import nn
 
 from mrem_deploy import benchmark, cli
 from mrem_deploy.benchmarks import options, step
+from mrem_deploy.benchmarks.contenders import present
 from mrem_deploy.benchmarks.geometry import Geometry, parse_geometry, random_model, random_tokens
 from mrem_deploy.benchmarks.output import check_folder, table
 from mrem_deploy.benchmarks.quantized import check_quantized, expected_quantizers, names_outside
@@ -355,5 +356,11 @@ def test_step_writes_its_numbers_and_a_plot(tmp_path: Path, capsys: pytest.Captu
         assert len(row["rounds"]) == 3
         assert all(seconds > 0 for pair in row["rounds"] for seconds in pair)
         assert row["checked"]["embeddings"] == 1
+        assert [row["kernels"], *row["others"]] == list(present())
+        for other in row["others"].values():
+            assert len(other["rounds"]) == 3
+            first, theirs = row["rounds"], other["rounds"]
+            ratios = [slow[1] / fast[1] for fast, slow in zip(first, theirs, strict=True)]
+            assert other["speed_up"]["ratio"] == pytest.approx(percentile(ratios, 50))
     assert (tmp_path / "step.png").read_bytes().startswith(PNG)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step.json", "step.png"]

@@ -52,6 +52,7 @@ OPTIONS: dict[str, tuple[str, list[str], Any]] = {
     "validate": ("false", [], False),
     "threads": ("2", ["2"], 2),
     "device": ("cpu", ["cpu"], "cpu"),
+    "kernels": ("reference", ["reference"], "reference"),
 }
 FIELDS = [field.name for field in dataclasses.fields(Recipe)]
 NEEDED = ["--model", "m", "--task", "t", "--data", "d", "--out", "/o"]

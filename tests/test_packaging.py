@@ -178,7 +178,7 @@ def test_without_a_compiler_it_installs_and_says_what_is_slower(
     done = build_wheel(tree, **no_compiler)
     assert done.returncode == 0, done.stderr
     assert "without its C++ extension: no working C++ compiler" in done.stderr
-    assert "packing and unpacking of low-bit weights" in done.stderr
+    assert "training on the CPU is slower" in done.stderr
     assert "install a C++17 compiler" in done.stderr
     (built,) = (tree / "wheels").glob("*.whl")
     used = run_from_wheel(built, tmp_path / "site", ROUND_TRIP)

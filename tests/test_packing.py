@@ -202,7 +202,7 @@ def test_backend_is_chosen_by_the_environment(monkeypatch: pytest.MonkeyPatch) -
     assert backends.implementation() is reference
     assert "MREM_BACKEND=reference" in kernels.describe()
     monkeypatch.setenv("MREM_BACKEND", "gpu")
-    with pytest.raises(UserError, match=r"auto, cpp, reference, but is 'gpu'"):
+    with pytest.raises(UserError, match=r"auto, reference, cpp, triton, but is 'gpu'"):
         kernels.backend()
 
 

@@ -3,10 +3,14 @@
 // not torch tensors cross this border, so that the extension does not depend on the version of torch.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <optional>
 #include <string>
 
+#include "dispatch.h"
 #include "packing.h"
+#include "training.h"
 
 namespace py = pybind11;
 
@@ -14,7 +18,7 @@ namespace {
 
 // Grows whenever a signature or meaning here changes; mrem_deploy/kernels/backends.py expects the same
 // number, so that an extension left over from an older checkout is not used.
-constexpr int kInterface = 1;
+constexpr int kInterface = 2;
 
 using Codes = py::array_t<std::int8_t, py::array::c_style>;
 using Bytes = py::array_t<std::uint8_t, py::array::c_style>;
@@ -56,6 +60,196 @@ Codes unpack(const Bytes& packed, int bits, py::ssize_t count) {
     return codes;
 }
 
+// -- training ----------------------------------------------------------------------------------------------
+
+using Floats = py::array_t<float>;                     // any strides
+using Plain = py::array_t<float, py::array::c_style>;  // contiguous; noconvert() refuses others
+constexpr py::ssize_t kFloat = sizeof(float);
+
+std::size_t size_of(const py::array& array) { return static_cast<std::size_t>(array.size()); }
+
+void require(bool holds, const std::string& what) {
+    if (!holds) throw py::value_error(what);
+}
+
+void require_size(const char* name, const py::array& array, std::size_t expected) {
+    require(size_of(array) == expected, std::string(name) + " must have " + std::to_string(expected) +
+                                            " elements, but has " + std::to_string(array.size()));
+}
+
+// As `training.h` sees it. Dimensions are merged where memory allows, so that any contiguous array fits.
+mrem::View view_of(const Floats& x) {
+    require(x.size() > 0, "an empty array has nothing to quantize");
+    mrem::View view{x.data(), {1, 1, 1}, {0, 0, 0}, 1};
+    py::ssize_t last = x.ndim() - 1;
+    while (last >= 0 && x.shape(last) == 1) --last;
+    if (last < 0) return view;
+    if (x.strides(last) == kFloat) {
+        view.columns = static_cast<std::size_t>(x.shape(last));
+        --last;
+    } else {  // rows of one element, apart from each other
+        require(last < x.ndim() - 1, "the last dimension must be contiguous");
+    }
+    std::size_t slot = view.sizes.size();
+    for (py::ssize_t i = last; i >= 0; --i) {
+        if (x.shape(i) == 1) continue;
+        require(x.strides(i) % kFloat == 0, "strides must be whole floats");
+        const auto size = static_cast<std::size_t>(x.shape(i));
+        const std::ptrdiff_t stride = x.strides(i) / kFloat;
+        if (slot < view.sizes.size() &&
+            stride == view.strides[slot] * static_cast<std::ptrdiff_t>(view.sizes[slot])) {
+            view.sizes[slot] *= size;  // one longer dimension instead of two
+            continue;
+        }
+        require(slot > 0, "an array may have at most three strided dimensions and a contiguous one");
+        --slot;
+        view.sizes[slot] = size;
+        view.strides[slot] = stride;
+    }
+    return view;
+}
+
+// One scale, or one for each row of a contiguous array.
+mrem::Scales scales_of(const Plain& scales, const mrem::View& x, const Floats& array) {
+    const std::size_t count = size_of(scales);
+    if (count != 1) {
+        const auto columns = static_cast<std::size_t>(array.shape(array.ndim() - 1));
+        require(x.contiguous(), "one scale for each row needs a contiguous array");
+        require(count * columns == x.size(), "expected one scale, or one for each row");
+    }
+    return {scales.data(), count};
+}
+
+// The view that per-row scales speak of: a row is the last dimension, even where it has size 1.
+mrem::View rows_of(const Floats& array, const mrem::View& x, std::size_t scales) {
+    if (scales == 1) return x;
+    const auto columns = static_cast<std::size_t>(array.shape(array.ndim() - 1));
+    const auto stride = static_cast<std::ptrdiff_t>(columns);
+    return {x.data, {1, 1, x.size() / columns}, {0, 0, stride}, columns};
+}
+
+void quantize(const Floats& x, const Plain& scale, int low, int high, bool dequantize, Plain out,
+              int threads) {
+    const mrem::View view = view_of(x);
+    const mrem::Scales scales = scales_of(scale, view, x);
+    require_size("out", out, view.size());
+    float* to = out.mutable_data();
+    const mrem::Kernels& kernels = mrem::active_kernels();
+    const mrem::View rows = rows_of(x, view, scales.count);
+    py::gil_scoped_release without_gil;
+    mrem::quantize(kernels, rows, scales, {static_cast<float>(low), static_cast<float>(high)}, dequantize, to,
+                   threads);
+}
+
+void quantize_backward(const Plain& grad, const Floats& x, const Plain& scale, int low, int high,
+                       Plain grad_x, Plain grad_scale, int threads) {
+    const mrem::View view = view_of(x);
+    const mrem::Scales scales = scales_of(scale, view, x);
+    require_size("grad", grad, view.size());
+    require_size("grad_x", grad_x, view.size());
+    require_size("grad_scale", grad_scale, scales.count);
+    const float* from = grad.data();
+    float *to = grad_x.mutable_data(), *to_scale = grad_scale.mutable_data();
+    const mrem::Kernels& kernels = mrem::active_kernels();
+    const mrem::View rows = rows_of(x, view, scales.count);
+    py::gil_scoped_release without_gil;
+    mrem::quantize_backward(kernels, from, rows, scales, {static_cast<float>(low), static_cast<float>(high)},
+                            to, to_scale, threads);
+}
+
+void ternarize(const Floats& weight, const Plain& threshold, const std::optional<Plain>& factor, Plain out,
+               int threads) {
+    const mrem::View view = view_of(weight);
+    const mrem::Scales thresholds = scales_of(threshold, view, weight);
+    require_size("out", out, view.size());
+    if (factor) require_size("factor", *factor, thresholds.count);
+    const float* factors = factor ? factor->data() : nullptr;
+    float* to = out.mutable_data();
+    const mrem::Kernels& kernels = mrem::active_kernels();
+    const mrem::View rows = rows_of(weight, view, thresholds.count);
+    py::gil_scoped_release without_gil;
+    mrem::ternarize(kernels, rows, thresholds, factors, to, threads);
+}
+
+void scale_product(Plain product, const Plain& scale, const std::optional<Plain>& bias, int threads) {
+    require(product.ndim() >= 1 && product.size() > 0, "the product is empty");
+    const auto columns = static_cast<std::size_t>(product.shape(product.ndim() - 1));
+    const bool one_scale = scale.size() == 1;
+    if (!one_scale) require_size("scale", scale, columns);
+    if (bias) require_size("bias", *bias, columns);
+    const float *scales = scale.data(), *added = bias ? bias->data() : nullptr;
+    const std::size_t rows = size_of(product) / columns;
+    float* values = product.mutable_data();
+    const mrem::Kernels& kernels = mrem::active_kernels();
+    py::gil_scoped_release without_gil;
+    mrem::scale_product(kernels, values, rows, columns, scales, one_scale, added, threads);
+}
+
+struct Matrix {
+    std::size_t rows, columns;
+};
+
+Matrix matrix_of(const Plain& weight) {
+    require(weight.ndim() >= 1 && weight.size() > 0, "the weight is empty");
+    const auto columns = static_cast<std::size_t>(weight.shape(weight.ndim() - 1));
+    return {size_of(weight) / columns, columns};
+}
+
+void twn(const Plain& weight, bool per_row, Plain threshold, Plain scale, int threads) {
+    const Matrix shape = matrix_of(weight);
+    const std::size_t count = per_row ? shape.rows : 1;
+    require_size("threshold", threshold, count);
+    require_size("scale", scale, count);
+    const float* from = weight.data();
+    float *delta = threshold.mutable_data(), *alpha = scale.mutable_data();
+    const mrem::Kernels& kernels = mrem::active_kernels();
+    py::gil_scoped_release without_gil;
+    mrem::twn(kernels, from, shape.rows, shape.columns, per_row, delta, alpha, threads);
+}
+
+void laq(const Plain& weight, const Plain& start, const std::optional<Plain>& diagonal, int low, int high,
+         int iterations, bool per_row, Plain scale, int threads) {
+    const Matrix shape = matrix_of(weight);
+    const std::size_t count = per_row ? shape.rows : 1;
+    require_size("start", start, count);
+    require_size("scale", scale, count);
+    if (diagonal) require_size("diagonal", *diagonal, size_of(weight));
+    const float *from = weight.data(), *first = start.data();
+    const float* curvature = diagonal ? diagonal->data() : nullptr;
+    float* alpha = scale.mutable_data();
+    const mrem::Kernels& kernels = mrem::active_kernels();
+    py::gil_scoped_release without_gil;
+    mrem::laq(kernels, from, first, curvature, shape.rows, shape.columns,
+              {static_cast<float>(low), static_cast<float>(high)}, iterations, per_row, alpha, threads);
+}
+
+// Name of every target that was compiled in, best first -> whether it can run here.
+py::dict targets() {
+    py::dict listed;
+    for (const mrem::Target& target : mrem::targets()) {
+        listed[target.kernels->name] = target.supported(mrem::cpu_features());
+    }
+    return listed;
+}
+
+py::dict cpu_features() {
+    const mrem::CpuFeatures& found = mrem::cpu_features();
+    py::dict told;
+    told["cpuid_avx2"] = found.cpuid_avx2;
+    told["cpuid_avx512f"] = found.cpuid_avx512f;
+    told["os_avx"] = found.os_avx;
+    told["os_avx512"] = found.os_avx512;
+    return told;
+}
+
+bool has_threads() {
+#ifdef _OPENMP
+    return true;
+#else
+    return false;
+#endif
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
@@ -63,4 +257,24 @@ PYBIND11_MODULE(_cpu, m) {
     m.attr("INTERFACE") = kInterface;
     m.def("pack", &pack, py::arg("codes").noconvert(), py::arg("bits"));
     m.def("unpack", &unpack, py::arg("packed").noconvert(), py::arg("bits"), py::arg("count"));
+
+    m.attr("THREADS") = has_threads();
+    m.def("targets", &targets);
+    m.def("cpu_features", &cpu_features);
+    m.def("active_target", [] { return mrem::active_kernels().name; });
+    m.def("use_target", &mrem::use_target, py::arg("name"));
+    m.def("quantize", &quantize, py::arg("x").noconvert(), py::arg("scale").noconvert(), py::arg("low"),
+          py::arg("high"), py::arg("dequantize"), py::arg("out").noconvert(), py::arg("threads"));
+    m.def("quantize_backward", &quantize_backward, py::arg("grad").noconvert(), py::arg("x").noconvert(),
+          py::arg("scale").noconvert(), py::arg("low"), py::arg("high"), py::arg("grad_x").noconvert(),
+          py::arg("grad_scale").noconvert(), py::arg("threads"));
+    m.def("ternarize", &ternarize, py::arg("weight").noconvert(), py::arg("threshold").noconvert(),
+          py::arg("factor").noconvert(), py::arg("out").noconvert(), py::arg("threads"));
+    m.def("scale_product", &scale_product, py::arg("product").noconvert(), py::arg("scale").noconvert(),
+          py::arg("bias").noconvert(), py::arg("threads"));
+    m.def("twn", &twn, py::arg("weight").noconvert(), py::arg("per_row"), py::arg("threshold").noconvert(),
+          py::arg("scale").noconvert(), py::arg("threads"));
+    m.def("laq", &laq, py::arg("weight").noconvert(), py::arg("start").noconvert(),
+          py::arg("diagonal").noconvert(), py::arg("low"), py::arg("high"), py::arg("iterations"),
+          py::arg("per_row"), py::arg("scale").noconvert(), py::arg("threads"));
 }

@@ -1,8 +1,10 @@
 """Cost of a training step of a quantized module against the same step unquantized.
 
 Both are steps of the same trainer with the same teacher, batches and loss; the students differ in
-their quantizers alone. Before anything is timed, the quantized student is shown to quantize every
-operand of every product in the module, and both steps to train.
+their quantizers alone. The quantized step is run by every way to compute it that there is (`contenders`):
+so two ratios show, the cost over the unquantized step, and what our kernels save. Before anything is timed,
+the quantized student is shown to quantize every operand of every product in the module, and all steps to
+train.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 
 from mrem_deploy.benchmarks import options as opt
+from mrem_deploy.benchmarks.contenders import CONTENDERS, computing_with, contender, present
 from mrem_deploy.benchmarks.geometry import parse_geometry, random_model, random_tokens
 from mrem_deploy.benchmarks.output import Result, table
 from mrem_deploy.benchmarks.quantized import check_quantized, expected_quantizers, names_outside
@@ -76,13 +79,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--module", opt.whole("--module", 1), "which of them to time; 1 has the embeddings, the last the head"
     )
-    add("--rounds", opt.whole("--rounds", 1), "timed rounds, each one step of both")
+    parser.add_argument(
+        "--kernels",
+        type=opt.several(contender, "--kernels", "cpp,reference"),
+        metavar="KERNELS",
+        help=f"who computes the quantized step, of {','.join(CONTENDERS)} (default: all that run here)",
+    )
+    add("--rounds", opt.whole("--rounds", 1), "timed rounds, each one step of all")
     add("--warmup", opt.whole("--warmup", 1), "rounds before the clock counts")
     opt.add_shared(parser, DEFAULTS)
 
 
 def run(options: argparse.Namespace) -> Result:
     opt.fill_in(options, DEFAULTS)
+    options.kernels = options.kernels or present()
     _check(options)
     keep_large_blocks()  # as a real run does
     teacher = random_model(options.geometry, options.seed).requires_grad_(False)
@@ -92,7 +102,9 @@ def run(options: argparse.Namespace) -> Result:
     styles = [False, True] if options.per_channel is None else [options.per_channel]
     variants = [(bits, per_channel) for bits in options.bits for per_channel in styles]
     rows = []
-    with bar(len(variants) * 2 * (options.warmup + options.rounds), "training steps") as shown:
+    with bar(
+        len(variants) * (1 + len(options.kernels)) * (options.warmup + options.rounds), "training steps"
+    ) as shown:
         for bits, per_channel in variants:
             say(f"{bits} {_style_name(per_channel)}")
             times = time_variant(teacher, cuts, bits, per_channel, batches, options, shown.update)
@@ -117,7 +129,10 @@ def time_variant(
     options: argparse.Namespace,
     after_step: Callable[[], object],
 ) -> dict[str, object]:
-    """Make both students of the module, verify the quantized one, then run their steps in turn."""
+    """Make both students of the module, verify the quantized one, then run their steps in turn.
+
+    All who compute the quantized step train the same student: what it costs does not depend on values.
+    """
     part = carve(teacher, cuts)[options.module - 1]
     recipe = Recipe(
         bits=bits,
@@ -138,10 +153,35 @@ def time_variant(
         stepper(ModuleTrainer(part, student, settings), batches) for student in (plain, quantized)
     )
     check_trains(plain_step, plain)
-    check_trains(quantized_step, quantized)
-    steps = {"plain": timed(plain_step), "quantized": timed(quantized_step)}
+    steps = {"plain": timed(plain_step)}
+    for name in options.kernels:
+        quantized_by = by(name, quantized_step)
+        check_trains(quantized_by, quantized)
+        steps[name] = timed(quantized_by)
     times = interleave(steps, options.rounds, options.warmup, after_call=after_step)
-    return {**Comparison(times["plain"], times["quantized"]).as_dict(), "checked": checked}
+    first, *others = options.kernels
+    return {
+        **Comparison(times["plain"], times[first]).as_dict(),
+        "kernels": first,
+        "others": {
+            name: {
+                **Comparison(times["plain"], times[name]).as_dict(),
+                "speed_up": Comparison(times[first], times[name]).ratio_dict(),
+            }
+            for name in others
+        },
+        "checked": checked,
+    }
+
+
+def by(name: str, step: Callable[[], float]) -> Callable[[], float]:
+    """The step, computed by that contender."""
+
+    def call() -> float:
+        with computing_with(name):
+            return step()
+
+    return call
 
 
 def unquantized_student(teacher: torch.nn.Module) -> torch.nn.Module:
@@ -221,19 +261,24 @@ def _style_name(per_channel: bool) -> str:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    head = ["bits", "weights", "unquantized, s", "quantized, s", "ratio", "quartiles", "lowest – highest"]
-    cells = [
-        [
-            row["bits"],
-            _style_name(row["per_channel"]),
-            f"{row['base_seconds']:.3f}",
-            f"{row['seconds']:.3f}",
-            f"{row['ratio']:.2f}×",
-            " – ".join(f"{value:.2f}" for value in row["ratio_quartiles"]),
-            " – ".join(f"{value:.2f}" for value in row["ratio_range"]),
-        ]
-        for row in rows
-    ]
+    head = ["bits", "weights", "kernels", "unquantized, s", "quantized, s", "ratio", "quartiles"]
+    head += ["lowest – highest", "times the first"]
+    cells = []
+    for row in rows:
+        for name, found in ((row["kernels"], row), *row["others"].items()):
+            cells.append(
+                [
+                    row["bits"],
+                    _style_name(row["per_channel"]),
+                    name,
+                    f"{found['base_seconds']:.3f}",
+                    f"{found['seconds']:.3f}",
+                    f"{found['ratio']:.2f}×",
+                    " – ".join(f"{value:.2f}" for value in found["ratio_quartiles"]),
+                    " – ".join(f"{value:.2f}" for value in found["ratio_range"]),
+                    f"{found['speed_up']['ratio']:.2f}×" if "speed_up" in found else "",
+                ]
+            )
     return table(head, cells)
 
 
@@ -245,7 +290,8 @@ def _summary(rows: list[dict[str, Any]], cuts: list[int], options: argparse.Name
         f"{options.geometry}, module {options.module} of {options.modules} (blocks {first}–{stop - 1}), "
         f"batch {options.batch_size} × {options.length} tokens, {torch.get_num_threads()} thread(s); "
         f"medians of {options.rounds} interleaved rounds.\n"
-        f"The dearest is {worst['bits']} {_style_name(worst['per_channel'])} at {worst['ratio']:.2f}×, "
+        f"With {worst['kernels']}, the dearest is {worst['bits']} {_style_name(worst['per_channel'])} at "
+        f"{worst['ratio']:.2f}×, "
         f"{within} the aim of {AIM}×."
     )
 

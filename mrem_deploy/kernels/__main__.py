@@ -1,8 +1,17 @@
-"""`python -m mrem_deploy.kernels` tells which implementation runs on this machine, and what is slower."""
+"""`python -m mrem_deploy.kernels` tells which implementation runs on this machine, and what is slower.
+
+`python -m mrem_deploy.doctor` tells more."""
 
 from __future__ import annotations
 
+from mrem_deploy import cli
 from mrem_deploy.kernels.backends import describe
 
-if __name__ == "__main__":
+
+def main(argv: list[str] | None = None) -> int:
     print(describe())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(cli.run(main))

@@ -1,15 +1,19 @@
 """Which implementation runs.
 
-In order of preference: `cpp` (the extension built from kernels/cpu), then `reference` (NumPy; always there,
-the truth in the tests). The environment variable MREM_BACKEND overrides it: `auto`, `cpp` or `reference`. A
-backend that was asked for by name and is missing is an error; under `auto` the reference takes over, with one
-warning.
+Two families of ops have several. Packing (NumPy arrays): `cpp`, else `reference`. Training (tensors):
+`triton` for CUDA tensors, `cpp` for float32 tensors on the CPU, else `reference`; each is a module with the
+functions of `reference_ops`. `use_backend` (the recipe's --kernels) or the environment variable MREM_BACKEND
+ask for one by name: then a missing one is an error. Under `auto` the reference takes over, with one warning.
+
+What a reader would get wrong: a choice by name says which module is called. What that module does not compute
+itself (`cpp`: float64, 16-bit types, other devices) it hands to the reference.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import os
 import warnings
 from dataclasses import dataclass
@@ -22,17 +26,25 @@ if TYPE_CHECKING:
     import torch
 
 VARIABLE = "MREM_BACKEND"
-CHOICES = ("auto", "cpp", "reference")
-INTERFACE = 1  # kInterface in kernels/cpu/bindings.cpp
+TARGET_VARIABLE = "MREM_CPU_TARGET"  # of the extension: avx512, avx2 or scalar
+BACKENDS = {
+    "reference": "mrem_deploy.kernels.reference_ops",
+    "cpp": "mrem_deploy.kernels.cpp_ops",
+    "triton": "mrem_deploy.kernels.gpu.ops",
+}
+CHOICES = ("auto", *BACKENDS)
+INTERFACE = 2  # kInterface in kernels/cpu/bindings.cpp
 
 WHAT_IS_SLOWER = (
-    "packing and unpacking of low-bit weights is slower "
-    "(saving or loading a BERT-base takes seconds, not a fraction of one)"
+    "training on the CPU is slower (a quantized step takes about a quarter longer), and so is packing of "
+    "low-bit weights (saving or loading a BERT-base takes seconds, not a fraction of one)"
 )
 REMEDY = (
     "install a C++17 compiler (Debian: apt install g++; macOS: xcode-select --install) and install "
     "mrem_deploy again; `pip install -v` shows what the build says"
 )
+
+_chosen = "auto"
 
 
 @dataclass(frozen=True)
@@ -58,23 +70,73 @@ def extension() -> Extension:
     return Extension(module)
 
 
+def active_target() -> str:
+    """The instruction set that the extension uses, which must be there: avx512, avx2 or scalar."""
+    module = extension().module
+    assert module is not None
+    try:
+        return str(module.active_target())
+    except ValueError as error:
+        usable = ", ".join(name for name, runs in module.targets().items() if runs)
+        raise UserError(str(error), f"unset {TARGET_VARIABLE}, or set it to one of: {usable}") from None
+
+
+@functools.cache
+def triton_problem() -> str:
+    """Why there is no Triton backend; "" if there is. Looks, but loads neither triton nor CUDA."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    try:
+        present = importlib.util.find_spec(BACKENDS["triton"]) is not None
+    except ModuleNotFoundError:
+        present = False
+    return "" if present else f"this build has no {BACKENDS['triton']}"
+
+
+def problem_of(name: str) -> str:
+    """Why a backend cannot be used on this machine; "" if it can."""
+    return {"reference": "", "cpp": extension().problem, "triton": triton_problem()}[name]
+
+
+def remedy_of(name: str) -> str:
+    return {"cpp": REMEDY, "triton": "pip install triton (Linux, with an Nvidia or AMD GPU)"}.get(name, "")
+
+
+def use_backend(name: str) -> None:
+    """Ask for a backend in this process; `auto` leaves the choice to MREM_BACKEND, or to what there is."""
+    global _chosen
+    _require(name, "the option --kernels")
+    _chosen = name
+
+
+def choice() -> str:
+    """What was asked for: by `use_backend`, else by MREM_BACKEND, else `auto`."""
+    if _chosen != "auto":
+        return _chosen
+    name = os.environ.get(VARIABLE) or "auto"
+    if name != "auto":
+        _require(name, VARIABLE)
+    return name
+
+
+def _require(name: str, asked_by: str) -> None:
+    if name not in CHOICES:
+        raise UserError(
+            f"{asked_by} must be one of {', '.join(CHOICES)}, but is {name!r}.",
+            "choose one of these, or auto for the best that this machine has",
+        )
+    if name != "auto" and (problem := problem_of(name)):
+        raise UserError(
+            f"{asked_by} asks for {name}, but {problem}.", f"{remedy_of(name)}; or use auto to do without"
+        )
+
+
 def backend() -> str:
-    """The backend that the next call uses: "cpp" or "reference"."""
-    choice = os.environ.get(VARIABLE) or "auto"
-    if choice not in CHOICES:
-        raise UserError(
-            f"{VARIABLE} must be one of {', '.join(CHOICES)}, but is {choice!r}.",
-            f"unset {VARIABLE}, or set it to one of these.",
-        )
-    if choice == "reference":
+    """The backend of ops on NumPy arrays that the next call uses: "cpp" or "reference"."""
+    name = choice()
+    if name == "reference" or extension().module is None:
         return "reference"
-    if extension().module is not None:
-        return "cpp"
-    if choice == "cpp":
-        raise UserError(
-            f"{VARIABLE}=cpp, but {extension().problem}.", f"{REMEDY}; or unset {VARIABLE} to do without."
-        )
-    return "reference"
+    return "cpp"
 
 
 def implementation() -> ModuleType:
@@ -83,7 +145,7 @@ def implementation() -> ModuleType:
         module = extension().module
         assert module is not None
         return module
-    if os.environ.get(VARIABLE) != "reference":
+    if choice() != "reference":
         _warn_once()
     return importlib.import_module("mrem_deploy.kernels.reference")
 
@@ -97,13 +159,34 @@ def _warn_once() -> None:
 
 def ops_for(x: torch.Tensor) -> ModuleType:
     """The module with the training ops (contract: `reference_ops`) that serves tensors like x."""
-    return importlib.import_module("mrem_deploy.kernels.reference_ops")
+    # The ops take floating-point tensors only, and of those only float32 has four bytes.
+    return _module(backend_for(x.device.type, x.dtype.itemsize == 4))
+
+
+def backend_for(device: str, float32: bool = True) -> str:
+    """The name of the backend that computes with tensors of that kind."""
+    name = choice()
+    if name != "auto":
+        return name
+    if device == "cuda":
+        return "reference" if triton_problem() else "triton"
+    if device == "cpu" and float32:
+        if extension().module is not None:
+            return "cpp"
+        _warn_once()
+    return "reference"
+
+
+@functools.cache
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(BACKENDS[name])
 
 
 def describe() -> str:
     """For people: what runs here, and if it is not the fastest, why and what to do."""
     if backend() == "cpp":
-        return "kernels: the C++ extension is in use"
-    if os.environ.get(VARIABLE) == "reference":
-        return f"kernels: the NumPy reference is in use, because {VARIABLE}=reference; {WHAT_IS_SLOWER}"
+        return f"kernels: the C++ extension is in use (CPU target {active_target()})"
+    if choice() == "reference":
+        asked = VARIABLE + "=reference" if _chosen == "auto" else "it was asked for"
+        return f"kernels: the plain reference is in use, because {asked}; {WHAT_IS_SLOWER}"
     return f"kernels: {extension().problem}; {WHAT_IS_SLOWER}\n  → {REMEDY}"

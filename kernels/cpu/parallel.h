@@ -1,0 +1,25 @@
+// A loop over blocks, by several threads where OpenMP was found at build time.
+#pragma once
+
+#include <cstddef>
+
+namespace mrem {
+
+// body(block) for every block; which thread takes which must not matter. `body` must not throw.
+template <class Body>
+void for_each_block(std::size_t blocks, int threads, const Body& body) {
+#ifdef _OPENMP
+    if (threads > 1 && blocks > 1) {
+        const auto count = static_cast<std::ptrdiff_t>(blocks);  // OpenMP wants a signed index
+        const int used = count < threads ? static_cast<int>(count) : threads;
+#pragma omp parallel for num_threads(used) schedule(static)
+        for (std::ptrdiff_t block = 0; block < count; ++block) body(static_cast<std::size_t>(block));
+        return;
+    }
+#else
+    (void)threads;
+#endif
+    for (std::size_t block = 0; block < blocks; ++block) body(block);
+}
+
+}  // namespace mrem

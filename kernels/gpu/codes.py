@@ -1,0 +1,114 @@
+"""Integers of a matrix in int8, made once for a product in which many tiles would make them again.
+
+An integer C = code − z of an unsigned 8-bit grid reaches from −z to 255 − z and may not fit int8. So C − d
+is carried, with d = 0 where C fits and d = 128 − z else, and the product corrects for d with the sums over
+each row. What a reader would get wrong: int8 has no NaN. A row with one is noted in `poison`, 0 or NaN for
+each row, which the product adds to its result.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from mrem_deploy.kernels.gpu.launching import ROWS, blocks, launch
+from mrem_deploy.kernels.gpu.numerics import integers, ternary
+from mrem_deploy.numerics import Grid
+
+LARGEST_BLOCK = 512
+
+
+@triton.jit
+def carry(c, offset, inside):
+    """C − d as int8, 0 outside, where it must not count in a sum; and whether C is NaN."""
+    is_nan = (c != c) & inside
+    return tl.where(inside & (c == c), c - offset, 0.0).to(tl.int8), is_nan
+
+
+@triton.jit
+def codes_kernel(
+    x_ptr,
+    scale_ptr,
+    threshold_ptr,
+    codes_ptr,
+    sums_ptr,
+    poison_ptr,
+    rows,
+    columns,
+    stride_row,
+    stride_column,
+    stride_scale,
+    low,
+    high,
+    offset,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    in_rows = row < rows
+    scale = tl.load(scale_ptr + row * stride_scale, mask=in_rows, other=1.0)
+    if threshold_ptr is not None:
+        threshold = tl.load(threshold_ptr + row * stride_scale, mask=in_rows, other=0.0)
+    total = tl.zeros((ROWS, BLOCK), tl.int32)
+    nans = tl.zeros((ROWS, BLOCK), tl.int32)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK).to(tl.int64)
+        inside = in_rows[:, None] & (column < columns)[None, :]
+        x_at = x_ptr + row[:, None] * stride_row + column[None, :] * stride_column
+        x = tl.load(x_at, mask=inside, other=0.0).to(tl.float32)
+        if threshold_ptr is None:
+            c = integers(x, scale[:, None], low, high)
+        else:
+            c = ternary(x, threshold[:, None])
+        carried, is_nan = carry(c, offset, inside)
+        tl.store(codes_ptr + row[:, None] * columns + column[None, :], carried, mask=inside)
+        total += carried.to(tl.int32)
+        nans += is_nan.to(tl.int32)
+    tl.store(sums_ptr + row, tl.sum(total, axis=1), mask=in_rows)
+    tl.store(poison_ptr + row, tl.where(tl.sum(nans, axis=1) > 0, float("nan"), 0.0), mask=in_rows)
+
+
+class Range(NamedTuple):
+    """The integers C = code − z of a grid, and d, what is taken off them to fit int8."""
+
+    low: float
+    high: float
+    offset: int
+
+    @property
+    def largest(self) -> int:
+        return int(max(-self.low, self.high))
+
+
+def int8_range(grid: Grid) -> Range | None:
+    """None where no offset makes them fit: more than 256 codes."""
+    low, high = grid.low - grid.zero_point, grid.high - grid.zero_point
+    if high - low > 255:
+        return None
+    return Range(low, high, 0 if low >= -128 and high <= 127 else low + 128)
+
+
+class Codes(NamedTuple):
+    """A matrix carried in int8, its sums over rows, and 0 or NaN for each row."""
+
+    carried: torch.Tensor
+    sums: torch.Tensor
+    poison: torch.Tensor
+
+
+def make_codes(x: torch.Tensor, scale: torch.Tensor, threshold: torch.Tensor | None, span: Range) -> Codes:
+    """x (rows, columns) with any strides; scale and threshold one number, or one for each row."""
+    rows, columns = x.shape
+    codes = Codes(
+        torch.empty(rows, columns, dtype=torch.int8, device=x.device),
+        torch.empty(rows, dtype=torch.int32, device=x.device),
+        torch.empty(rows, dtype=torch.float32, device=x.device),
+    )
+    stride_scale = 0 if scale.numel() == 1 else 1
+    block = min(LARGEST_BLOCK, int(triton.next_power_of_2(columns)))
+    numbers = rows, columns, *x.stride(), stride_scale, *span
+    launch(codes_kernel, blocks(rows, ROWS), x, scale, threshold, *codes, *numbers, ROWS=ROWS, BLOCK=block)
+    return codes

@@ -1,0 +1,103 @@
+"""How kernels are started: on a GPU, in Triton's interpreter, or only compiled, for a GPU that is not there.
+
+What a reader would get wrong: floating-point fusion is off for every kernel. A product that is rounded before
+the bias is added (rule 3 of `reference_ops`) differs from a fused one in the last bit, and a fused a·b + c in
+front of a rounding moves ties. Denormals are kept for the same reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDAOptions
+from triton.runtime.driver import driver
+
+INTERPRETED = bool(knobs.runtime.interpret)  # read by triton.jit as it decorates: fixed from here on
+KEEPS_DENORMALS = hasattr(CUDAOptions, "enable_reflect_ftz")  # older Tritons have no such option
+# Rows of a matrix per program, where rows are summed; the interpreter likes few programs.
+ROWS = 64 if INTERPRETED else 4
+
+
+class Compiled(NamedTuple):
+    """A kernel that a launch would have run: its name, constants and options, and Triton's result."""
+
+    name: str
+    constants: dict[str, Any]
+    options: dict[str, Any]
+    kernel: Any
+
+
+@dataclass
+class DryRun:
+    """Launches become compilations for `target`; what they would have written stays uninitialised."""
+
+    target: GPUTarget
+    compiled: list[Compiled] = field(default_factory=list)
+
+    # What Triton asks of a driver while compiling.
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> str:
+        return str(self.target)  # kernels are cached by device
+
+    def get_current_stream(self, device: str) -> int:
+        return 0
+
+
+_dry_run: DryRun | None = None
+
+
+@contextmanager
+def compiling_for(target: GPUTarget) -> Iterator[DryRun]:
+    """Inside, ops on CPU tensors compile each kernel that they would launch, in every configuration."""
+    global _dry_run
+    _dry_run = DryRun(target)
+    before = driver._active
+    driver.set_active(_dry_run)  # type: ignore[arg-type, unused-ignore]
+    try:
+        yield _dry_run
+    finally:
+        driver._active = before
+        _dry_run = None
+
+
+def is_dry_run() -> bool:
+    return _dry_run is not None
+
+
+def vendor() -> str:
+    """ "cuda" or "hip"."""
+    if _dry_run is not None:
+        return str(_dry_run.target.backend)
+    return "hip" if torch.version.hip else "cuda"
+
+
+def launch(
+    kernel: Any, programs: int, *arguments: Any, warps: int = 4, stages: int = 2, **constants: Any
+) -> None:
+    """Run `programs` instances of a kernel on the device of its first tensor."""
+    options: dict[str, Any] = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
+    if INTERPRETED:
+        kernel[(programs,)](*arguments, **constants)
+        return
+    if vendor() == "cuda" and KEEPS_DENORMALS:
+        options["enable_reflect_ftz"] = False  # else division flushes denormals
+    if _dry_run is not None:
+        made = kernel.warmup(*arguments, grid=(programs,), **constants, **options)
+        _dry_run.compiled.append(Compiled(kernel.__name__, constants, options, made))
+        return
+    tensor = next(argument for argument in arguments if isinstance(argument, torch.Tensor))
+    with torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext():
+        kernel[(programs,)](*arguments, **constants, **options)
+
+
+def blocks(count: int, block: int) -> int:
+    return int(triton.cdiv(count, block))

@@ -1,0 +1,95 @@
+"""Y = Q(X)·Q(W)ᵀ + b, and its gradients, which make the integers of X and W again.
+
+What a reader would get wrong: a weight's step for each row lies along the columns of Y, where it scales the
+finished sums, but along the summed dimension of dX = dY·Q(W), where it goes onto dY, not onto the integers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from mrem_deploy.kernels.gpu.codes import int8_range, make_codes
+from mrem_deploy.kernels.gpu.launching import blocks
+from mrem_deploy.kernels.gpu.products import Operand, as_batches, gradient, product
+from mrem_deploy.numerics import Grid
+
+# Tiles of about 128 quantize what they read. Past this many that read the same element, codes are made once:
+# a true division and a rounding take the time of some thirty int8 products (docs/kernels-gpu.md).
+TILE, TILES_WORTH_CODES = 128, 2
+
+
+def wants_codes(rows: int, columns: int) -> bool:
+    return max(blocks(rows, TILE), blocks(columns, TILE)) > TILES_WORTH_CODES
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    x_scale: torch.Tensor,
+    x_grid: Grid,
+    w_scale: torch.Tensor,
+    w_grid: Grid,
+    threshold: torch.Tensor | None,
+    codes: bool | None = None,
+) -> torch.Tensor:
+    """`codes` makes int8 codes beforehand, or not; None decides by size. The result is the same."""
+    left, right = _operands(x, weight, x_scale, x_grid, w_scale, w_grid, threshold)
+    if bias is not None:
+        bias = bias.contiguous()
+    made = None
+    if wants_codes(x.shape[0], weight.shape[0]) if codes is None else codes:
+        made = (
+            make_codes(x, left.scale, None, left.span),
+            make_codes(weight, right.scale, right.threshold, right.span),
+        )
+    return product(left, right.mT, bias, made)[0, 0]
+
+
+def linear_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor,
+    x_grid: Grid,
+    w_scale: torch.Tensor,
+    w_grid: Grid,
+    threshold: torch.Tensor | None,
+    learned: bool,
+    need_x: bool,
+    need_weight: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    left, right = _operands(x, weight, x_scale, x_grid, w_scale, w_grid, threshold)
+    grad = as_batches(grad)
+    grad_x, grad_x_scale, grad_weight, grad_w_scale = (x.new_empty(0) for _ in range(4))
+    if need_x:
+        grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        found = gradient(grad, right, of=left, out=as_batches(grad_x), learned=True)
+        assert found is not None
+        grad_x_scale = found.reshape(x_scale.shape)
+    if need_weight:
+        grad_weight = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+        found = gradient(grad.mT, left, of=right, out=as_batches(grad_weight), learned=learned)
+        if found is not None:
+            grad_w_scale = found.reshape(w_scale.shape)
+    return grad_x, grad_x_scale, grad_weight, grad_w_scale
+
+
+def _operands(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor,
+    x_grid: Grid,
+    w_scale: torch.Tensor,
+    w_grid: Grid,
+    threshold: torch.Tensor | None,
+) -> tuple[Operand, Operand]:
+    """X and W as matrices of one batch; scales and thresholds as dense vectors."""
+    x_range, w_range = int8_range(x_grid), int8_range(w_grid)
+    assert x_range is not None  # `ops` asked before
+    assert w_range is not None
+    dense = None if threshold is None else threshold.reshape(-1).contiguous()
+    return (
+        Operand(as_batches(x), x_scale.reshape(-1).contiguous(), x_range),
+        Operand(as_batches(weight), w_scale.reshape(-1).contiguous(), w_range, dense),
+    )

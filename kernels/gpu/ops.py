@@ -1,0 +1,99 @@
+"""The training ops on a GPU, with the names and signatures of `reference_ops`, whose contract they keep.
+
+What the kernels do not serve runs in plain torch on the same device, by the rules below: float64, grids of
+more than 256 codes in products, and sums of integers that could pass 2^31.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from mrem_deploy.kernels import reference_ops
+from mrem_deploy.kernels.gpu import fake_quant as elementwise
+from mrem_deploy.kernels.gpu import linear as linear_op
+from mrem_deploy.kernels.gpu import matmul as matmul_op
+from mrem_deploy.kernels.gpu import weight_scales
+from mrem_deploy.kernels.gpu.codes import int8_range
+from mrem_deploy.numerics import Grid
+
+Tensor = torch.Tensor
+LARGEST_CODE = 2**22  # what `numerics.round_half_even` can round
+LARGEST_SUM = 2**31 - 1
+
+
+def _serves(x: Tensor, *grids: Grid) -> bool:
+    reach = max((max(abs(g.low), abs(g.high), abs(g.zero_point)) for g in grids), default=0)
+    return x.dtype != torch.float64 and 2 * reach < LARGEST_CODE
+
+
+def _serves_product(x: Tensor, summed: int, left: Grid, right: Grid) -> bool:
+    one, other = int8_range(left), int8_range(right)
+    if x.dtype == torch.float64 or one is None or other is None:
+        return False
+    return (
+        4 * summed * max(one.largest, 128) * max(other.largest, 128) <= LARGEST_SUM
+    )  # four terms with offsets
+
+
+def fake_quant(x: Tensor, scale: Tensor, grid: Grid) -> Tensor:
+    return (elementwise if _serves(x, grid) else reference_ops).fake_quant(x, scale, grid)
+
+
+def fake_quant_backward(grad: Tensor, x: Tensor, scale: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    serving = elementwise if _serves(x, grid) else reference_ops
+    return serving.fake_quant_backward(grad, x, scale, grid)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    x_scale: Tensor,
+    x_grid: Grid,
+    w_scale: Tensor,
+    w_grid: Grid,
+    threshold: Tensor | None,
+) -> Tensor:
+    serving = linear_op if _serves_product(x, x.shape[-1], x_grid, w_grid) else reference_ops
+    return serving.linear(x, weight, bias, x_scale, x_grid, w_scale, w_grid, threshold)
+
+
+def linear_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    x_scale: Tensor,
+    x_grid: Grid,
+    w_scale: Tensor,
+    w_grid: Grid,
+    threshold: Tensor | None,
+    learned: bool,
+    need_x: bool,
+    need_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    serving = linear_op if _serves_product(x, 1, x_grid, w_grid) else reference_ops
+    operands = (grad, x, weight, x_scale, x_grid, w_scale, w_grid, threshold)
+    return serving.linear_backward(*operands, learned, need_x, need_weight)
+
+
+def matmul(a: Tensor, b: Tensor, a_scale: Tensor, a_grid: Grid, b_scale: Tensor, b_grid: Grid) -> Tensor:
+    serving = matmul_op if _serves_product(a, a.shape[-1], a_grid, b_grid) else reference_ops
+    return serving.matmul(a, b, a_scale, a_grid, b_scale, b_grid)
+
+
+def matmul_backward(
+    grad: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, a_grid: Grid, b_scale: Tensor, b_grid: Grid
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    serving = matmul_op if _serves_product(a, 1, a_grid, b_grid) else reference_ops
+    return serving.matmul_backward(grad, a, b, a_scale, a_grid, b_scale, b_grid)
+
+
+def twn(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
+    return (weight_scales if _serves(weight) else reference_ops).twn(weight, per_row)
+
+
+def laq(
+    weight: Tensor, start: Tensor, diagonal: Tensor | None, grid: Grid, iterations: int, per_row: bool
+) -> Tensor:
+    serving = weight_scales if _serves(weight, grid) else reference_ops
+    return serving.laq(weight, start, diagonal, grid, iterations, per_row)

@@ -1,0 +1,172 @@
+"""Peak memory of one training step of a quantized module: our ops against ordinary autograd.
+
+Our products keep X and W for the backward pass and make the quantized operands again; ordinary autograd keeps
+every intermediate of every quantizer. Each contender trains in a process of its own, by the trainer of a real
+run. Two figures are told: the peak of the whole process, with models and libraries, and what training adds to
+them: activations, gradients, the optimizer's state, buffers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from mrem_deploy.benchmarks import options as opt
+from mrem_deploy.benchmarks.contenders import CONTENDERS, computing_with, contender, present
+from mrem_deploy.benchmarks.geometry import parse_geometry
+from mrem_deploy.benchmarks.output import Result, table
+from mrem_deploy.progress import track
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EXAMPLES = """\
+examples:
+  python -m mrem_deploy.benchmark footprint --threads 1
+  python -m mrem_deploy.benchmark footprint --bits 2-2-8 --kernels cpp,unfused --out results
+"""
+DEFAULTS = {
+    "geometry": opt.Default(parse_geometry("bert-base"), parse_geometry("minilm-l6")),
+    "batch_size": opt.Default(32, 8),
+    "length": opt.Default(128, 64),
+    "bits": opt.Default(("8-8-8", "4-4-8", "2-2-8"), ("4-4-8",)),
+    "modules": opt.Default(4, 3),
+}
+UNQUANTIZED = "unquantized"
+STEPS = 2  # the optimizer's state comes with the first and lies beside the activations of the second
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    def add(flag: str, read: Callable[[str], Any], help: str) -> None:
+        opt.add_option(parser, flag, read, help, DEFAULTS)
+
+    add("--bits", opt.several(opt.bits, "--bits", "4-4-8,2-2-8"), "W-E-A settings to measure")
+    add("--modules", opt.whole("--modules", 2), "modules that the model is cut into; the second is trained")
+    parser.add_argument(
+        "--kernels",
+        type=opt.several(contender, "--kernels", "cpp,unfused"),
+        metavar="KERNELS",
+        help=f"who computes the step, of {','.join(CONTENDERS)} (default: all that run here)",
+    )
+    opt.add_shared(parser, DEFAULTS)
+
+
+def run(options: argparse.Namespace) -> Result:
+    opt.fill_in(options, DEFAULTS)
+    options.kernels = options.kernels or present()
+    jobs = [(bits, name) for bits in options.bits for name in (UNQUANTIZED, *options.kernels)]
+    rows = [in_fresh_process(options, bits, name) for bits, name in track(jobs, "training steps")]
+    for row in rows:
+        last = next(r for r in reversed(rows) if r["bits"] == row["bits"])
+        row["of_last"] = row["peak_mb"] / last["peak_mb"]
+        row["added_of_last"] = row["added_mb"] / max(last["added_mb"], 1.0)
+    return Result(
+        "footprint", opt.as_settings(options), rows, _table(rows), _summary(options), lambda: _draw(rows)
+    )
+
+
+def in_fresh_process(options: argparse.Namespace, bits: str, name: str) -> dict[str, Any]:
+    """Memory that was once freed may stay with its process; `spawn` shares none with this one."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measure, options, bits, name).result()
+
+
+def measure(options: argparse.Namespace, bits: str, name: str) -> dict[str, Any]:
+    """Resident memory of this process before two steps, and its peak in them."""
+    import psutil
+    import torch
+
+    from mrem_deploy.benchmarks.geometry import random_model, random_tokens
+    from mrem_deploy.benchmarks.quantized import names_outside
+    from mrem_deploy.benchmarks.step import unquantized_student
+    from mrem_deploy.config import Recipe
+    from mrem_deploy.environment import MB, PeakMemory
+    from mrem_deploy.models import carve
+    from mrem_deploy.partition import module_cuts
+    from mrem_deploy.pipeline import make_student
+    from mrem_deploy.qlayers import prepare
+    from mrem_deploy.train.mrem import ModuleTrainer, TrainSettings
+
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    teacher = random_model(options.geometry, options.seed).requires_grad_(False)
+    prepare(teacher)
+    cuts = module_cuts(teacher, options.modules)
+    part = carve(teacher, cuts)[1]
+    recipe = Recipe(bits=bits, init_batches=1, batch_size=2, keep_fp=names_outside(teacher, part))
+    if name == UNQUANTIZED:
+        student = unquantized_student(teacher)
+    else:
+        student = make_student(
+            teacher, recipe, random_tokens(options.geometry, 2, options.length, options.seed)
+        )
+    settings = TrainSettings(STEPS, recipe.lr, recipe.step_lr, options.batch_size, options.seed)
+    trainer = ModuleTrainer(part, carve(student, cuts)[1], settings)
+    shape = (options.batch_size, options.length, options.geometry.hidden)
+    hidden = torch.randn(shape, generator=torch.Generator().manual_seed(options.seed))
+    batch = {"attention_mask": torch.ones(shape[:2], dtype=torch.long)}
+    batch["input_ids"] = torch.zeros(shape[:2], dtype=torch.long)
+    with computing_with("reference" if name == UNQUANTIZED else name):
+        before = psutil.Process().memory_info().rss / MB
+        with PeakMemory("cpu") as peak:
+            for number in range(STEPS):
+                trainer.step(number, batch, hidden, hidden.clone())
+    return {
+        "bits": bits,
+        "kernels": name,
+        "before_mb": before,
+        "peak_mb": peak.mb,
+        "added_mb": peak.mb - before,
+        "peak_kind": peak.kind,
+    }
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    head = [
+        "bits",
+        "kernels",
+        "before, MB",
+        "peak, MB",
+        "training adds, MB",
+        "peak of the last's",
+        "adds of the last's",
+    ]
+    cells = [
+        [
+            row["bits"],
+            row["kernels"],
+            f"{row['before_mb']:,.0f}",
+            f"{row['peak_mb']:,.0f}",
+            f"{row['added_mb']:,.0f}",
+            f"{row['of_last']:.2f}×",
+            f"{row['added_of_last']:.2f}×",
+        ]
+        for row in rows
+    ]
+    return table(head, cells)
+
+
+def _summary(options: argparse.Namespace) -> str:
+    return (
+        f"{options.geometry}, the second of {options.modules} modules, batch {options.batch_size} × "
+        f"{options.length} tokens; resident memory of a process of its own, MB of 2**20 bytes."
+    )
+
+
+def _draw(rows: list[dict[str, Any]]) -> Figure:
+    from mrem_deploy.plots import BLUE, SKY, new_figure
+
+    figure, axes = new_figure(1.5 + 0.34 * len(rows))
+    at = range(len(rows))
+    before = [row["before_mb"] / 1024 for row in rows]
+    axes.barh(at, before, 0.6, color=SKY, label="models, libraries")
+    axes.barh(at, [row["added_mb"] / 1024 for row in rows], 0.6, left=before, color=BLUE, label="training")
+    axes.set_yticks(at, [f"{row['bits']} {row['kernels']}" for row in rows])
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set(xlabel="peak memory (GB of 2³⁰ bytes)", title="Memory of one training step")
+    axes.legend(loc="lower right")
+    return figure

@@ -1,0 +1,131 @@
+"""The Triton ops on this machine's GPU, beside the reference in plain torch on the same GPU.
+
+Every contender is checked against the reference before it is timed; then all take turns, one call of each
+per round, timed by the device's own clock. The bound of `kernels.gpu.roofline` is not a measurement and
+stands apart.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mrem_deploy.benchmarks.output import table
+from mrem_deploy.benchmarks.timing import Comparison, interleave
+from mrem_deploy.errors import UserError
+from mrem_deploy.kernels import reference_ops
+from mrem_deploy.numerics import activation_grid, asymmetric_grid, symmetric_grid
+
+HIDDEN, WIDE, HEADS, HEAD = 768, 3072, 12, 64  # BERT-base
+GRADIENT_ERROR = 1e-4  # RMS of the difference over RMS of the reference, which is float32 as well
+
+
+def run_gpu(tokens: int = 4096, length: int = 128, rounds: int = 30, warmup: int = 5) -> list[dict[str, Any]]:
+    """One row for each op: median milliseconds of both, their ratio by round, and whether they agree."""
+    if not torch.cuda.is_available():
+        raise UserError("there is no CUDA or ROCm device here", "run it on a machine with a GPU")
+    from mrem_deploy.kernels.gpu import ops
+
+    rows = []
+    for name, call in _cases(tokens, length).items():
+        agrees = _agrees(call(ops), call(reference_ops))
+        contenders = {"triton": _timed(call, ops), "torch": _timed(call, reference_ops)}
+        seconds = interleave(contenders, rounds, warmup)
+        compared = Comparison(base=seconds["torch"], other=seconds["triton"])
+        rows.append(
+            {
+                "op": name,
+                "device": torch.cuda.get_device_name(),
+                "milliseconds": 1e3 * statistics.median(compared.other),
+                "torch_milliseconds": 1e3 * statistics.median(compared.base),
+                "agrees": agrees,
+                **compared.ratio_dict(),
+            }
+        )
+    return rows
+
+
+def as_table(rows: list[dict[str, Any]]) -> str:
+    head = ["op", "Triton, ms", "torch, ms", "times faster", "agrees"]
+    cells = [
+        [
+            row["op"],
+            f"{row['milliseconds']:.3f}",
+            f"{row['torch_milliseconds']:.3f}",
+            f"{1 / row['ratio']:.2f}×",
+            "yes" if row["agrees"] else "NO",
+        ]
+        for row in rows
+    ]
+    return table(head, cells)
+
+
+def _cases(tokens: int, length: int, device: str = "cuda") -> dict[str, Callable[[Any], Any]]:
+    """Calls of the ops of one backend, at the shapes of BERT-base."""
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=device)
+
+    step, signed, unsigned, w_grid = (
+        torch.tensor(0.03, device=device),
+        activation_grid(8),
+        asymmetric_grid(8, 9),
+        symmetric_grid(4),
+    )
+    cases: dict[str, Callable[[Any], Any]] = {}
+    for inputs, outputs in ((HIDDEN, HIDDEN), (HIDDEN, WIDE), (WIDE, HIDDEN)):
+        x, weight, grad = random(tokens, inputs), random(outputs, inputs), random(tokens, outputs)
+        w_scale = torch.full((outputs, 1), 0.3, device=device)
+        grids = (step, unsigned if inputs == WIDE else signed, w_scale, w_grid, None)
+        name = f"linear {inputs} → {outputs}"
+        cases[name] = _call("linear", x, weight, None, *grids)
+        cases[f"{name}, backward"] = _call("linear_backward", grad, x, weight, *grids, True, True, True)
+    sentences = max(tokens // length, 1)
+    query, key, value = (random(sentences, length, HEADS, HEAD).transpose(1, 2) for _ in range(3))
+    scores = torch.rand(sentences, HEADS, length, length, device=device)
+    products = {
+        "q·kᵀ": (query, key.transpose(-1, -2), signed, scores),
+        "p·v": (scores, value, unsigned, query),
+    }
+    for name, (a, b, a_grid, grad) in products.items():
+        operands = (a, b, step, a_grid, step, signed)
+        cases[name] = _call("matmul", *operands)
+        cases[f"{name}, backward"] = _call("matmul_backward", grad, *operands)
+    weight = random(WIDE, HIDDEN)
+    cases["fake_quant"] = _call("fake_quant", weight, step, w_grid)
+    cases["fake_quant, backward"] = _call("fake_quant_backward", weight, weight, step, w_grid)
+    start = torch.tensor(0.3, device=device)
+    cases["twn, one scale"] = _call("twn", weight, False)
+    cases["laq, one scale"] = _call("laq", weight, start, None, w_grid, 2, False)
+    return cases
+
+
+def _call(op: str, *arguments: Any) -> Callable[[Any], Any]:
+    return lambda backend: getattr(backend, op)(*arguments)
+
+
+def _agrees(got: Any, expected: Any) -> bool:
+    """Whether every tensor is the reference's, up to the rounding of float32 sums in another order."""
+    pairs = zip(*((one,) if isinstance(one, torch.Tensor) else one for one in (got, expected)), strict=True)
+    return all(
+        left.shape == right.shape
+        and bool((left - right).norm() <= GRADIENT_ERROR * right.norm() + torch.finfo(right.dtype).tiny)
+        for left, right in pairs
+    )
+
+
+def _timed(call: Callable[[Any], Any], backend: Any) -> Callable[[], float]:
+    """Seconds on the device between two events around the call."""
+
+    def measure() -> float:
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call(backend)
+        stop.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(stop)) / 1e3
+
+    return measure

@@ -1,0 +1,169 @@
+"""`python -m mrem_deploy.doctor` (or `mrem doctor`): what this machine has, what will run, what would help.
+
+It looks and computes nothing. CUDA is asked only here, in a process that ends at once: asking takes some
+hundred MB of a GPU's memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Iterable
+
+from mrem_deploy import cli, environment
+from mrem_deploy.errors import UserError
+from mrem_deploy.kernels import backends
+
+EXAMPLES = """\
+examples:
+  python -m mrem_deploy.doctor
+  MREM_CPU_TARGET=avx2 python -m mrem_deploy.doctor      # what a smaller processor would use
+"""
+WHAT = {
+    "cpp": "training ops for float32 on the CPU, packing",
+    "triton": "training ops on a GPU",
+    "reference": "everything else, in plain torch and NumPy; the truth in the tests",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="mrem doctor",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.parse_args(argv)
+    sections = {
+        "machine": machine(),
+        "packages": packages(),
+        "kernels": kernels(),
+        "what will run": choices(),
+    }
+    for title, lines in sections.items():
+        print(f"{title}\n" + "\n".join(f"  {line}" for line in lines))
+    advice = remedies()
+    print("to install\n" + "\n".join(f"  {line}" for line in advice or ["nothing: all of it is there"]))
+    return 0
+
+
+def machine() -> list[str]:
+    found = environment.describe()
+    lines = [
+        f"{found['cpu']}, {found['cpu_count']} of {found['cpu_count_machine']} cores usable, "
+        f"{found['ram_mb']} MB of memory, {found['platform']}",
+        f"torch uses {found['torch_threads']} thread(s)",
+    ]
+    extension = backends.extension().module
+    if extension is not None:
+        lines += instruction_sets(extension.cpu_features())
+    lines.append(f"GPU: {gpu()}")
+    return lines
+
+
+def instruction_sets(features: dict[str, bool]) -> list[str]:
+    """An instruction set needs both: the processor's word and the operating system's."""
+
+    def told(name: str, processor: bool, system: bool) -> str:
+        if processor and system:
+            return f"{name}: yes"
+        reason = (
+            "the processor has none" if not processor else "the operating system does not save its registers"
+        )
+        return f"{name}: no, {reason}"
+
+    return [
+        told("AVX2", features["cpuid_avx2"], features["os_avx"]),
+        told("AVX-512", features["cpuid_avx512f"], features["os_avx512"]),
+    ]
+
+
+def gpu() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        return ", ".join(names)
+    if torch.version.cuda is None and torch.version.hip is None:
+        return "none that torch could use: this is torch's CPU build"
+    return "none that torch sees"
+
+
+def packages() -> list[str]:
+    found = environment.describe()
+    lines = [
+        f"{name} {found[name] or 'is not installed'}" for name in ("mrem_deploy", "torch", "transformers")
+    ]
+    if found["onnxruntime"]:
+        import onnxruntime
+
+        providers = ", ".join(onnxruntime.get_available_providers())
+        lines.append(f"onnxruntime {found['onnxruntime']} with {providers}")
+    else:
+        lines.append("onnxruntime is not installed: no export, no validation of ONNX models")
+    lines.append(f"triton {environment.version('triton') or 'is not installed'}")
+    return lines
+
+
+def kernels() -> Iterable[str]:
+    """Every backend: there, or why not."""
+    for name, what in WHAT.items():
+        problem = backends.problem_of(name)
+        detail = f"no, {problem}" if problem else "yes"
+        if name == "cpp" and not problem:
+            detail = f"yes, {_cpu_target()}"
+        yield f"{name} ({what}): {detail}"
+
+
+def _cpu_target() -> str:
+    extension = backends.extension().module
+    assert extension is not None
+    try:
+        active = backends.active_target()
+    except UserError as error:
+        return f"but {error.problem}"
+    others = [
+        f"{name}{'' if runs else ' (not on this machine)'}" for name, runs in extension.targets().items()
+    ]
+    threads = "as many threads as torch" if extension.THREADS else "one thread: it was built without OpenMP"
+    return f"CPU target {active} of {', '.join(others)}; {threads}"
+
+
+def choices() -> list[str]:
+    try:
+        asked = backends.choice()
+    except UserError as error:
+        return [f"nothing: {error.problem}"]
+    return [
+        "chosen automatically:" if asked == "auto" else f"chosen by {backends.VARIABLE}={asked}:",
+        f"float32 on the CPU: {backends.backend_for('cpu')}",
+        f"float64 and 16-bit types on the CPU: {backends.backend_for('cpu', float32=False)}",
+        f"on a GPU: {backends.backend_for('cuda')}",
+        f"packing: {backends.backend()}",
+    ]
+
+
+def remedies() -> list[str]:
+    advice = [
+        f"for {name}: {backends.remedy_of(name)}"
+        for name in WHAT
+        if backends.problem_of(name) and (name != "triton" or _has_gpu())
+    ]
+    try:
+        importlib.import_module("onnxruntime")
+    except ImportError:
+        advice.append('for export and validation: pip install "mrem-deploy[cpu]"')
+    if not _has_gpu() and environment.describe()["gpu"]:
+        advice.append("for the GPU: a CUDA build of torch (make setup TORCH_INSTALL=torch)")
+    return advice
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))
