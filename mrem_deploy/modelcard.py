@@ -379,6 +379,8 @@ def bits_text(metrics: Mapping[str, Any]) -> str:
 def bits_words(bits: str) -> str:
     """ "4-4-8" in words."""
     widths = bits.split("-")
+    if widths[0] == "auto":
+        return f"bits chosen layer by layer, {widths[1] if len(widths) > 1 else '8'}-bit activations"
     if len(widths) != 3:
         return f"{bits} bits"
     parts = zip(widths, ("weights", "word embeddings", "activations"), strict=True)

@@ -83,6 +83,7 @@ def write_report(
         *deployed,
         *making,
         *workers,
+        *_mixed_tables(metrics.get("mixed_precision") or {}),
         *_unit_tables(curves),
         _environment_table(metrics.get("environment") or {}),
     ]
@@ -113,8 +114,41 @@ def _run_table(metrics: Mapping[str, Any]) -> Table:
         ("Bits", f"{bits}: {bits_words(bits)}"),
         ("Calibration texts", count((metrics.get("cost") or {}).get("calibration_samples"))),
         ("Seed", words(metrics.get("seed"))),
+        *_qat_rows(metrics.get("qat") or {}),
     ]
     return Table("Run", ("", ""), rows)
+
+
+def _qat_rows(qat: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What QAT was trained on, and by what its result was chosen."""
+    if not qat:
+        return []
+    used, there = qat.get("training_samples"), qat.get("training_split")
+    whole = "all of the training split" if used == there else f"of {count(there)}, a reduced training set"
+    rows = [("Training texts", f"{count(used)}, {whole}")]
+    rows.append(("Epochs", " + ".join(f"{epochs:g}" for epochs in qat.get("epochs") or [])))
+    choice = qat.get("chosen_on_the_evaluation_split")
+    if choice:
+        told = f"step {count(choice.get('step'))} of stage 2, the best of {len(choice['evaluations'])}"
+        rows.append(("Chosen on the evaluation split", f"{told}; the score above flatters it by that choice"))
+    return rows
+
+
+def _mixed_tables(mixed: Mapping[str, Any]) -> list[Table]:
+    """Which bits every layer got under the budget, and what each number of them would cost in error."""
+    if not mixed:
+        return []
+    errors = mixed.get("errors") or {}
+    rows = []
+    for name, bits in (mixed.get("layers") or {}).items():
+        measured = errors.get(name)  # of q, k and v together, told at the first of them
+        told = [_three_digits(measured[width]) if measured else "" for width in ("2", "4", "8")]
+        rows.append((name, str(bits), *told))
+    note = (
+        f"Chosen by {words(mixed.get('sensitivity'))} for {mb(mixed.get('budget_mb'))}; "
+        f"{mb(mixed.get('planned_mb'))} planned."
+    )
+    return [Table("Bits of every layer", ("Layer", "Bits", "Error at 2", "at 4", "at 8"), rows, note, True)]
 
 
 def _onnx_tables(onnx: Mapping[str, Any]) -> list[Table]:

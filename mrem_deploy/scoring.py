@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from mrem_deploy import metrics
@@ -140,6 +141,24 @@ def evaluate(
     evaluation.ask_full_precision(teacher)
     evaluation.ask(QUANTIZED, torch_predictor(quantized))
     return evaluation
+
+
+def judge_of(
+    recipe: Recipe,
+    task_data: TaskData,
+    tokenizer: PreTrainedTokenizerBase,
+    teacher: PreTrainedModel,
+) -> Callable[[nn.Module], float]:
+    """A function that scores a model on the evaluation split, for methods that choose by it."""
+    evaluation = Evaluation(recipe, task_data, tokenizer, teacher.config)
+    if evaluation.task.kind in LABEL_FREE:
+        evaluation.ask_full_precision(teacher)
+
+    def judge(model: nn.Module) -> float:
+        evaluation.ask(QUANTIZED, torch_predictor(model))
+        return float(evaluation.accuracy()[QUANTIZED])
+
+    return judge
 
 
 def weights_digest(model: PreTrainedModel) -> str:
