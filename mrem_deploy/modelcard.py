@@ -6,7 +6,7 @@ renderer's duty, at the moment of writing. A number that is missing, None or NaN
 
 What a reader would get wrong: the ± of a change. Both models answer the same examples, so where the result
 counts the answers that changed, the paired error is used; without the counts, the independent one, which
-is larger. Paired, with b answers lost and c gained of n: sqrt(b + c − (b − c)²/n) / n.
+is larger. Metrics other than accuracy have theirs from a paired bootstrap. `uncertainty.py` has the formulas.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import yaml
+
+from mrem_deploy.uncertainty import accuracy_error, paired_accuracy_error
 
 NONE = "—"
 METRIC_NAMES = {
@@ -120,12 +122,6 @@ def summarise(metrics: Mapping[str, Any]) -> Summary:
     return Summary(f"{model} · {task} · {bits}", sentence, verdict, tiles, _score_table(accuracy))
 
 
-def accuracy_error(score: float, examples: float) -> float:
-    """Binomial standard error, in points, of an accuracy in percent: 100·sqrt(p(1 − p)/n)."""
-    p = min(max(score / 100, 0.0), 1.0)
-    return 100 * math.sqrt(p * (1 - p) / examples)
-
-
 def change_error(split: Mapping[str, Any]) -> float | None:
     """Standard error of the change in accuracy of one split, in points; None if it cannot be told."""
     n = split.get("examples")
@@ -134,16 +130,25 @@ def change_error(split: Mapping[str, Any]) -> float | None:
         return None
     lost, gained = (split.get(key) for key in ("lost", "gained"))
     if is_number(lost) and is_number(gained):
-        return 100 * math.sqrt(max(lost + gained - (lost - gained) ** 2 / n, 0.0)) / n
+        return paired_accuracy_error(lost, gained, n)
     return math.hypot(accuracy_error(full, n), accuracy_error(quantized, n))
+
+
+def resampled_error(split: Mapping[str, Any], metric: str) -> float | None:
+    """Standard error of the change in any metric of one split, where it was resampled."""
+    found = ((split.get("change") or {}).get(metric) or {}).get("standard_error")
+    return float(found) if is_number(found) else None
 
 
 def headline_error(accuracy: Mapping[str, Any]) -> tuple[float | None, int | None]:
     """± of the headline's change and the examples behind it: those of the split the headline quotes,
     or of all of them together where it is their mean."""
-    splits = list((accuracy.get("splits") or {}).values())
-    if accuracy.get("metric") != "accuracy" or not splits:
+    splits, metric = list((accuracy.get("splits") or {}).values()), str(accuracy.get("metric"))
+    if not splits:
         return None, None
+    if metric != "accuracy":
+        error = resampled_error(splits[0], metric)
+        return error, None if error is None else int(splits[0]["examples"])
     quoted = [split for split in splits if _accuracy_of(split.get("quantized")) == accuracy.get("quantized")]
     chosen = quoted[:1] or splits
     errors = [change_error(split) for split in chosen]
@@ -259,16 +264,18 @@ def _hub_scores(accuracy: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]
 
 
 def _score_table(accuracy: Mapping[str, Any]) -> Table:
-    rows, paired, bounds = [], False, False
+    rows, paired, bounds, resampled = [], False, False, False
     has_onnx = any("onnx" in content for content in (accuracy.get("splits") or {}).values())
     for split, content in (accuracy.get("splits") or {}).items():
         n = content.get("examples")
         full, quantized = content.get("full_precision") or {}, content.get("quantized") or {}
         for metric in dict.fromkeys([*full, *quantized]):
-            error = change_error(content) if metric == "accuracy" else None
-            if error is not None:
+            counted = change_error(content) if metric == "accuracy" else None
+            if counted is not None:
                 paired, bounds = paired or is_number(content.get("lost")), True
-            own = f" ± {accuracy_error(quantized[metric], n):.1f}" if error is not None else ""
+            own = f" ± {accuracy_error(quantized[metric], n):.1f}" if counted is not None else ""
+            error = resampled_error(content, metric) if counted is None else counted
+            resampled = resampled or (counted is None and error is not None)
             rows.append(
                 (
                     str(split),
@@ -290,6 +297,8 @@ def _score_table(accuracy: Mapping[str, Any]) -> Table:
             else "for the change as if the two models had answered different examples, which overstates it"
         )
         note += f" ± is one standard error from sampling the examples (binomial; {how})."
+    if resampled:
+        note += " Of other metrics the change's ± is a paired bootstrap's standard error."
     if has_onnx:
         note += " ONNX is the exported model in onnxruntime; the change is that of the model in torch."
     column = ("ONNX",) if has_onnx else ()

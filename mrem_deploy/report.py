@@ -37,6 +37,7 @@ from mrem_deploy.modelcard import (
     summarise,
     words,
 )
+from mrem_deploy.methods_report import mixed_tables, qat_rows, three_digits
 from mrem_deploy.plots import FEW_UNITS, Curve, Plot, draw_plots, ends, finite
 
 METHODS = {
@@ -83,7 +84,7 @@ def write_report(
         *deployed,
         *making,
         *workers,
-        *_mixed_tables(metrics.get("mixed_precision") or {}),
+        *mixed_tables(metrics.get("mixed_precision") or {}),
         *_unit_tables(curves),
         _environment_table(metrics.get("environment") or {}),
     ]
@@ -114,41 +115,9 @@ def _run_table(metrics: Mapping[str, Any]) -> Table:
         ("Bits", f"{bits}: {bits_words(bits)}"),
         ("Calibration texts", count((metrics.get("cost") or {}).get("calibration_samples"))),
         ("Seed", words(metrics.get("seed"))),
-        *_qat_rows(metrics.get("qat") or {}),
+        *qat_rows(metrics.get("qat") or {}),
     ]
     return Table("Run", ("", ""), rows)
-
-
-def _qat_rows(qat: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What QAT was trained on, and by what its result was chosen."""
-    if not qat:
-        return []
-    used, there = qat.get("training_samples"), qat.get("training_split")
-    whole = "all of the training split" if used == there else f"of {count(there)}, a reduced training set"
-    rows = [("Training texts", f"{count(used)}, {whole}")]
-    rows.append(("Epochs", " + ".join(f"{epochs:g}" for epochs in qat.get("epochs") or [])))
-    choice = qat.get("chosen_on_the_evaluation_split")
-    if choice:
-        told = f"step {count(choice.get('step'))} of stage 2, the best of {len(choice['evaluations'])}"
-        rows.append(("Chosen on the evaluation split", f"{told}; the score above flatters it by that choice"))
-    return rows
-
-
-def _mixed_tables(mixed: Mapping[str, Any]) -> list[Table]:
-    """Which bits every layer got under the budget, and what each number of them would cost in error."""
-    if not mixed:
-        return []
-    errors = mixed.get("errors") or {}
-    rows = []
-    for name, bits in (mixed.get("layers") or {}).items():
-        measured = errors.get(name)  # of q, k and v together, told at the first of them
-        told = [_three_digits(measured[width]) if measured else "" for width in ("2", "4", "8")]
-        rows.append((name, str(bits), *told))
-    note = (
-        f"Chosen by {words(mixed.get('sensitivity'))} for {mb(mixed.get('budget_mb'))}; "
-        f"{mb(mixed.get('planned_mb'))} planned."
-    )
-    return [Table("Bits of every layer", ("Layer", "Bits", "Error at 2", "at 4", "at 8"), rows, note, True)]
 
 
 def _onnx_tables(onnx: Mapping[str, Any]) -> list[Table]:
@@ -227,16 +196,12 @@ def _unit_tables(curves: Mapping[str, Curve]) -> list[Table]:
     for name, curve in curves.items():
         points = finite(curve)
         first, last = ends(points) if len(points) else (math.nan, math.nan)
-        rows.append((str(name), count(len(curve)), *map(_three_digits, (first, last, last / first))))
+        rows.append((str(name), count(len(curve)), *map(three_digits, (first, last, last / first))))
     if not rows:
         return []
     header = ("Trained unit", "Logged steps", "Loss at start", "Loss at end", "End / start")
     note = "Start and end are means over the first and the last tenth of the logged steps."
     return [Table("Loss of every unit", header, rows, note, long=len(rows) > FEW_UNITS)]
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:#.3g}".rstrip(".") if math.isfinite(value) else NONE
 
 
 def _environment_table(environment: Mapping[str, Any]) -> Table:

@@ -17,6 +17,7 @@ from mrem_deploy.batching import Encoded, encode
 from mrem_deploy.config import Recipe
 from mrem_deploy.data import TaskData, Texts, label_order, sample
 from mrem_deploy.evaluate import Predictor, pooling_of, predict, remember, torch_predictor
+from mrem_deploy.uncertainty import paired_bootstrap
 
 FULL_PRECISION, QUANTIZED, ONNX = "full_precision", "quantized", "onnx"
 MODELS = (FULL_PRECISION, QUANTIZED, ONNX)  # in the order of every table
@@ -40,6 +41,7 @@ class Split:
     texts: Texts
     encoded: Encoded
     answers: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    change: dict[str, dict[str, float]] | None = None  # by metric: how sure that of quantization is
 
 
 class Evaluation:
@@ -66,6 +68,8 @@ class Evaluation:
         """Let a model answer every example of every split."""
         for name, split in self.splits.items():
             split.answers[model] = self._predict(model, name, predictor)
+            if model == QUANTIZED:
+                split.change = None
 
     def ask_full_precision(self, teacher: PreTrainedModel) -> None:
         """The same, with the answers kept for the next run where they take little space."""
@@ -105,7 +109,8 @@ class Evaluation:
         return {name: measure(s.answers[one], s.answers[other]) for name, s in self.splits.items()}
 
     def _scores(self, split: Split) -> dict[str, Any]:
-        """Metrics of one split; for classes also how many answers quantization lost and gained."""
+        """Metrics of one split and how sure their change is; for classes also how many answers quantization
+        lost and gained."""
         result: dict[str, Any] = {"examples": len(split.encoded), "digest": split.encoded.digest()[:16]}
         answers = {model: split.answers[model] for model in MODELS if model in split.answers}
         if self.task.kind in LABEL_FREE:
@@ -126,7 +131,23 @@ class Evaluation:
                 for model in (FULL_PRECISION, QUANTIZED)
             )
             result["lost"], result["gained"] = int((was & ~now).sum()), int((~was & now).sum())
+        if {FULL_PRECISION, QUANTIZED} <= answers.keys() and len(labels) > 1:
+            split.change = split.change or self._change(split, labels, order)
+            result["change"] = split.change
         return result
+
+    def _change(
+        self, split: Split, labels: np.ndarray, order: np.ndarray | None
+    ) -> dict[str, dict[str, float]]:
+        """By metric, quantized minus full precision with its standard error and interval, in points."""
+        (truth, was, positive), (_, now, _) = (
+            metrics.truth_and_guess(self.task, np.stack(split.answers[model]), labels, order)
+            for model in (FULL_PRECISION, QUANTIZED)
+        )
+        return {
+            name: paired_bootstrap(name, was, now, truth, positive=positive).in_points()
+            for name in (self.task.metric, *self.task.also)
+        }
 
 
 def evaluate(
