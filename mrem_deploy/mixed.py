@@ -7,6 +7,7 @@ bytes, and of choices with the same sum only the best is kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from mrem_deploy.qlayers import QuantSpec, activation_points, prepare
 from mrem_deploy.sensitivity import CHOICES, MEASURES, Batch, Group, groups_of
 
 SCALE_BYTES = 4
-HEADER_BYTES = 160  # of a tensor in a safetensors file, besides its name: more than it ever takes
+HEADER_BYTES = 100  # of a tensor in a safetensors file, besides its name: a little more than it takes
 
 
 def choose_bits(
@@ -48,8 +49,8 @@ def choose_bits(
     if least > budget:
         raise UserError(
             f"--budget-mb {budget_mb:g} cannot be kept: with 2 bits everywhere the model takes "
-            f"{least / MEBIBYTE:.2f} MiB, {fixed / MEBIBYTE:.2f} of them for what stays full precision",
-            f"give {-(-least * 100 // MEBIBYTE) / 100:g} or more",
+            f"{least / MEBIBYTE:.3f} MiB, {fixed / MEBIBYTE:.3f} of them for what stays full precision",
+            f"give {math.ceil(1000 * least / MEBIBYTE) / 1000:g} or more",
         )
     errors = MEASURES[measure](teacher, groups, spec, batches, seed)
     chosen = allocate(costs, errors, budget - fixed)
