@@ -88,10 +88,16 @@ class Recipe:
     workers: int = option(0, "mrem-p: processes; 0: one per module, at most one per GPU or CPU core")
     max_restarts: int = option(3, "mrem-p: times that all workers are started again after one died")
     worker_timeout: int = option(600, "mrem-p: seconds to wait for another worker before giving up")
-    train_size: int = option(0, "qat: train on that many random sentences only; 0: on the whole training split")
-    qat_epochs: str = option("3+3", "qat: epochs of distilling the layers, then of distilling the predictions")
+    train_size: int = option(
+        0, "qat: train on that many random sentences only; 0: on the whole training split"
+    )
+    qat_epochs: str = option(
+        "3+3", "qat: epochs of distilling the layers, then of distilling the predictions"
+    )
     qat_lr: float = option(1e-4, "qat: learning rate of weights, decays linearly in each stage")
-    qat_evals: int = option(1, "qat: scores on the evaluation split per epoch of the second stage, to choose by")
+    qat_evals: int = option(
+        1, "qat: scores on the evaluation split per epoch of the second stage, to choose by"
+    )
     accumulate: int = option(1, "qat: micro-batches that --batch-size is split into, to save memory")
     init_batches: int = option(8, "batches watched to initialise the step sizes")
     checkpoint_steps: int = option(250, "steps between checkpoints; 0: at module boundaries only")

@@ -1,4 +1,4 @@
-"""What only some methods have to tell in a report: how QAT was trained and chosen, which bits each layer got."""
+"""What only some methods have to tell in a report: how QAT was trained and chosen, the bits of each layer."""
 
 from __future__ import annotations
 

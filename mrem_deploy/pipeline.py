@@ -58,7 +58,9 @@ HEAD_OF_KIND = {
     "question-answering": "question-answering",
 }
 ERROR_BATCHES = 4  # batches over which the error per layer is measured, before and after training
+BITS_CHECKPOINT = "bits"
 SENSITIVITY_BATCHES = 4  # batches over which bits per layer are weighed against each other
+MIXED_NOTES = ("budget_mb", "planned_mb", "sensitivity")  # for the manifest, which has the bits already
 METRICS_FORMAT = 1
 
 
@@ -116,7 +118,7 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
 
     with environment.PeakMemory(device) as memory:
         train_started, cpu_started = time.perf_counter(), time.process_time()
-        mixed = _chosen_bits(teacher, recipe, calibration, crew) if recipe.chooses_bits else None
+        mixed = _chosen_bits(teacher, recipe, calibration, store, crew) if recipe.chooses_bits else None
         layer_bits = tuple(mixed["layers"].items()) if mixed else ()
         spec = replace(recipe.spec, layer_bits=layer_bits)
         student = make_student(teacher, recipe, calibration, crew, spec)
@@ -150,7 +152,7 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
         "bits": recipe.bits,
         "method": recipe.method,
         "task": recipe.task,
-        **({"mixed_precision": mixed} if mixed else {}),
+        **({"mixed_precision": {key: mixed[key] for key in MIXED_NOTES}} if mixed else {}),
     }
     quantized = build(frozen).to(device)
     evaluation = evaluate(recipe, task_data, tokenizer, teacher, quantized)
@@ -242,18 +244,21 @@ def _first_batches(
 
 
 def _chosen_bits(
-    teacher: PreTrainedModel, recipe: Recipe, calibration: Encoded, crew: Crew
+    teacher: PreTrainedModel, recipe: Recipe, calibration: Encoded, store: CheckpointStore, crew: Crew
 ) -> dict[str, Any]:
-    """The bits of every layer under the recipe's budget; of a crew the leader measures for all."""
-    chosen = None
-    if crew.leads:
+    """The bits of every layer under the recipe's budget; of a crew the leader measures for all.
+
+    They are kept as a checkpoint: chosen anew, near equals might change places, and no weights would fit.
+    """
+    kept = store.notes(BITS_CHECKPOINT) if crew.leads else None
+    chosen = kept["chosen"] if kept else None
+    if crew.leads and chosen is None:
         say(f"choosing bits per layer for {recipe.budget_mb:g} MiB")
         batches = list(
             _first_batches(recipe, calibration, next(teacher.parameters()).device, SENSITIVITY_BATCHES)
         )
-        chosen = choose_bits(
-            teacher, recipe.spec, batches, recipe.budget_mb, recipe.sensitivity, recipe.seed
-        )
+        chosen = choose_bits(teacher, recipe.spec, batches, recipe.budget_mb, recipe.sensitivity, recipe.seed)
+        store.save(BITS_CHECKPOINT, {}, {"chosen": chosen})
     return crew.exchange("the bits of every layer", chosen, patient=True)[0]
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import yaml
 
 from mrem_deploy.files import atomic_file, write_text
+from mrem_deploy.methods_report import mixed_tables, qat_rows, three_digits
 from mrem_deploy.modelcard import (
     NONE,
     Summary,
@@ -37,7 +38,6 @@ from mrem_deploy.modelcard import (
     summarise,
     words,
 )
-from mrem_deploy.methods_report import mixed_tables, qat_rows, three_digits
 from mrem_deploy.plots import FEW_UNITS, Curve, Plot, draw_plots, ends, finite
 
 METHODS = {

@@ -175,7 +175,9 @@ def _signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return drawn.to(like.device, like.dtype).mul_(2).sub_(1)
 
 
-Measure = Callable[[PreTrainedModel, Sequence[Group], QuantSpec, Sequence[Batch], int], list[dict[int, float]]]
+Measure = Callable[
+    [PreTrainedModel, Sequence[Group], QuantSpec, Sequence[Batch], int], list[dict[int, float]]
+]
 MEASURES: dict[str, Measure] = {
     "error": lambda model, groups, spec, batches, seed: by_error(model, groups, spec, batches),
     "hessian": by_hessian,

@@ -116,7 +116,9 @@ def test_a_whole_model(kind: str) -> None:
 def test_layers_that_are_kept() -> None:
     teacher = tiny_model("bert")
     model, _ = gobo_model(teacher, QuantSpec(2, 32, 32, keep_fp=("*pooler*",)))
-    same = [n for n, p in model.named_parameters() if torch.equal(p, teacher.get_parameter(n)) and p.dim() > 1]
+    same = [
+        n for n, p in model.named_parameters() if torch.equal(p, teacher.get_parameter(n)) and p.dim() > 1
+    ]
     assert {"bert.pooler.dense.weight", "bert.embeddings.word_embeddings.weight"} <= set(same)
     assert "bert.encoder.layer.0.output.dense.weight" not in same
 

@@ -119,7 +119,9 @@ def test_the_imitation_loss_by_hand() -> None:
     assert half.item() == pytest.approx(hidden / 2 + attention / 4)
 
 
-@pytest.mark.parametrize(("kind", "head"), [pair for pair in EVERY_MODEL if pair[0] in ("bert", "modernbert")])
+@pytest.mark.parametrize(
+    ("kind", "head"), [pair for pair in EVERY_MODEL if pair[0] in ("bert", "modernbert")]
+)
 def test_the_prediction_loss_is_least_at_the_teacher(kind: str, head: str) -> None:
     teacher, student = tiny_pair(kind, head)
     batch = tiny_batch(kind)

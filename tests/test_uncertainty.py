@@ -107,8 +107,13 @@ def test_equal_models_differ_by_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("a", "b", "labels"),
-    [([1, 0], [1, 0, 1], [1, 0]), ([1], [1], [1]), ([1, 0], [1, 0], [1, 0, 0]), ([[1, 0]] * 2, [[1, 0]] * 2, [1, 0])],
-)  # fmt: skip
+    [
+        ([1, 0], [1, 0, 1], [1, 0]),
+        ([1], [1], [1]),
+        ([1, 0], [1, 0], [1, 0, 0]),
+        ([[1, 0]] * 2, [[1, 0]] * 2, [1, 0]),
+    ],
+)
 def test_what_does_not_belong_together_is_refused(a: list, b: list, labels: list) -> None:
     with pytest.raises(ValueError, match="as many predictions as labels"):
         paired_bootstrap("accuracy", np.array(a), np.array(b), np.array(labels))

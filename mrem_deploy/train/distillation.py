@@ -38,9 +38,7 @@ class Amount:
         return cls(len(lengths), float(lengths.sum()), float((lengths.astype(np.float64) ** 2).sum()))
 
     def share_of(self, whole: Amount) -> Amount:
-        return Amount(
-            self.examples / whole.examples, self.tokens / whole.tokens, self.pairs / whole.pairs
-        )
+        return Amount(self.examples / whole.examples, self.tokens / whole.tokens, self.pairs / whole.pairs)
 
 
 @dataclass
@@ -81,7 +79,8 @@ def _recorded_scores(part: Part) -> Iterator[list[torch.Tensor]]:
 def imitation_loss(student: Seen, teacher: Seen, mask: torch.Tensor, share: Amount) -> torch.Tensor:
     """Σ_l MSE(hidden state l) + Σ_l MSE(attention scores l); l = 0 is the embeddings' output.
 
-    Scores count where query and key are real tokens; what padding would be told never matters.
+    Scores count where query and key are real tokens; what padding would be told never matters. In blocks
+    that attend within a window (ModernBERT) pairs outside it count as well.
     """
     assert student.output.embedding is not None
     assert teacher.output.embedding is not None
@@ -93,9 +92,7 @@ def imitation_loss(student: Seen, teacher: Seen, mask: torch.Tensor, share: Amou
             strict=True,
         )
     ]
-    scores = [
-        valid_mse(s, t, mask, keys=True) for s, t in zip(student.scores, teacher.scores, strict=True)
-    ]
+    scores = [valid_mse(s, t, mask, keys=True) for s, t in zip(student.scores, teacher.scores, strict=True)]
     return torch.stack(hidden).sum() * share.tokens + torch.stack(scores).sum() * share.pairs
 
 
