@@ -254,6 +254,7 @@ def summary(record: dict[str, Any]) -> str:
     from mrem_deploy.validation import table_rows
 
     onnx = record["onnx"]
+    steady = onnx["steady"]
     runs = Census(**onnx["nodes"])
     layers = [(name, f"{error:#.2g}") for name, error in onnx["layer_errors"].items()]
     counted = ", ".join(f"{count} {kind}" for kind, count in {**runs.integer, **runs.floating}.items())
@@ -263,6 +264,8 @@ def summary(record: dict[str, Any]) -> str:
         table(("layer", "ONNX − torch, relative"), layers),
         "",
         f"file: {onnx['file']}, {onnx['size_mb']:.1f} MiB, profile {onnx['profile']}, opset {onnx['opset']}",
+        f"of {steady['examples']} examples {steady['alone']:.2f}% answer alone as in a batch, "
+        f"{steady['padded']:.2f}% behind more padding",
         f"matrix products: {runs.integer_count} run on integers, {runs.floating_count} in float ({counted})",
         "nodes by provider: " + ", ".join(f"{name} {count}" for name, count in runs.providers.items()),
         *(f"note: {remark}" for remark in record["remarks"]),

@@ -20,10 +20,11 @@ from mrem_deploy import environment
 from mrem_deploy.batching import Encoded, sorted_batches
 from mrem_deploy.config import Recipe
 from mrem_deploy.errors import UserError
-from mrem_deploy.evaluate import RelativeErrors, layers_of
+from mrem_deploy.evaluate import Predictor, RelativeErrors, layers_of, predict
+from mrem_deploy.loading import longest_input
 from mrem_deploy.models import carve
 from mrem_deploy.runtime import Census, census, feed, onnx_predictor, open_session, require, with_outputs
-from mrem_deploy.scoring import BATCH_SIZE, FULL_PRECISION, MODELS, ONNX, QUANTIZED, Evaluation
+from mrem_deploy.scoring import AGREEMENTS, BATCH_SIZE, FULL_PRECISION, MODELS, ONNX, QUANTIZED, Evaluation
 
 FORMAT = 1
 TOLD = {FULL_PRECISION: "full precision", QUANTIZED: "torch quantized", ONNX: "ONNX"}
@@ -34,6 +35,8 @@ ERROR_BATCHES = 4  # batches over which the error per layer is measured, from th
 # What to expect of ONNX against torch, by bits of the activations: fewer steps make each flip larger.
 EXPECTED_AGREEMENT = {4: 97.0}
 EXPECTED_AGREEMENT_ELSE = 99.0
+STEADY_EXAMPLES = 64  # asked once more alone, and once more behind padding
+PADDING = 16  # tokens
 ROUNDING = 1e-9  # points: 88.5 − 87.5 must not exceed 1.0 by the last bit
 
 
@@ -56,7 +59,8 @@ def examine(
     providers: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Let the ONNX model answer the evaluation beside the others, and look into it."""
-    evaluation.ask(ONNX, onnx_predictor(open_session(model, threads, providers)))
+    predictor = onnx_predictor(open_session(model, threads, providers))
+    evaluation.ask(ONNX, predictor)
     check_finite(model, evaluation)
     first = next(iter(evaluation.splits.values()))
     batches = _spread(sorted_batches(first.encoded.lengths, BATCH_SIZE))
@@ -65,11 +69,47 @@ def examine(
     return {
         **describe(model),
         "agreement": {name: evaluation.agreement(ONNX, name) for name in asked},
+        "steady": steadiness(evaluation, predictor, longest_input(quantized)),
         "layer_errors": onnx_layer_errors(model, quantized, first.encoded, batches, threads, providers),
         "nodes": runs.as_dict(),
         "onnxruntime": _version(),
         "threads": threads or "chosen by onnxruntime",
     }
+
+
+def steadiness(evaluation: Evaluation, predictor: Predictor, longest: int | None) -> dict[str, float]:
+    """How many examples get the answer that they got in a batch also alone, and behind more padding.
+
+    A user's batches are not ours: an answer that depends on its neighbours would be a defect.
+    """
+    split = next(iter(evaluation.splits.values()))
+    encoded = split.encoded
+    count = min(STEADY_EXAMPLES, len(encoded))
+    indices = np.linspace(0, len(encoded) - 1, count).round().astype(int)
+    some = encoded.take(indices)
+    room = PADDING if longest is None else max(0, longest - int(some.lengths.max()))
+    in_batch = [split.answers[ONNX][i] for i in indices]
+    found: dict[str, float] = {"examples": count}
+    for name, ask in (("alone", predictor), ("padded", _behind_padding(predictor, some, min(PADDING, room)))):
+        answers = predict(ask, some, f"evaluate ONNX {name}", 1, evaluation.pooling)
+        found[name] = next(iter(AGREEMENTS[evaluation.task.kind](in_batch, answers).values()))
+    return found
+
+
+def _behind_padding(predictor: Predictor, encoded: Encoded, tokens: int) -> Predictor:
+    """The same predictor, asked with so many more tokens of padding; what it says of those is cut off."""
+
+    def ask(batch: dict[str, torch.Tensor]) -> list[np.ndarray]:
+        width = batch["input_ids"].shape[1]
+        longer = {
+            name: torch.nn.functional.pad(value, (0, tokens), value=encoded.pad.get(name, 0))
+            for name, value in batch.items()
+        }
+        outputs = predictor(longer)
+        per_token = len(outputs) > 1 or outputs[0].ndim == 3
+        return [value[:, :width] for value in outputs] if per_token else outputs
+
+    return ask
 
 
 def describe(model: Path) -> dict[str, Any]:
@@ -183,6 +223,13 @@ def remarks(found: Mapping[str, Any], activation_bits: int) -> list[str]:
             told.append(
                 f"ONNX and torch agree for {share:.2f}% of {split}; {expected:g}% or more are usual at "
                 f"{activation_bits}-bit activations"
+            )
+    steady = found["steady"]
+    for name, told_as in (("alone", "alone"), ("padded", "behind more padding")):
+        if steady[name] < expected:
+            told.append(
+                f"{steady[name]:.2f}% of {steady['examples']} examples give {told_as} the answer that they "
+                "give in a batch"
             )
     runs = Census(**found["nodes"])
     if not runs.integer:

@@ -156,7 +156,8 @@ def test_the_verdict(drops: tuple[float, float], allowed: float, passed: bool, w
 )
 def test_remarks_on_disagreement(share: float, bits: int, told: bool) -> None:
     nodes = {"integer": {"QGemm": 1}, "floating": {}, "floating_nodes": [], "providers": {}}
-    found = {"agreement": {QUANTIZED: {"dev": {"agreement": share}}}, "nodes": nodes}
+    steady = {"examples": 9, "alone": 100.0, "padded": 100.0}
+    found = {"agreement": {QUANTIZED: {"dev": {"agreement": share}}}, "steady": steady, "nodes": nodes}
     assert bool(validation.remarks(found, bits)) == told
     idle = {**found, "nodes": {**nodes, "integer": {}, "floating": {"MatMul": 1}}}
     assert "no matrix product runs on integers" in validation.remarks(idle, bits)[-1]

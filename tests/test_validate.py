@@ -166,6 +166,31 @@ def test_validate_repeats_what_quantize_found(result: Path, capsys: pytest.Captu
     assert "verdict: passed" in table
 
 
+def test_answers_that_depend_on_the_batch_are_noticed(
+    result: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(result, "--max-drop", 100) == 0
+    assert read(result / validation.RESULT)["onnx"]["steady"] == {
+        "examples": DEV,
+        "alone": 100,
+        "padded": 100,
+    }
+    assert f"of {DEV} examples 100.00% answer alone as in a batch" in capsys.readouterr().out
+
+    def padding_counts(session: Any) -> Callable[[dict[str, torch.Tensor]], list[np.ndarray]]:
+        def ask(batch: dict[str, torch.Tensor]) -> list[np.ndarray]:
+            mask = batch["attention_mask"].numpy()
+            return [np.where((mask == 0).sum(axis=1, keepdims=True) > 8, [[1.0, 0.0]], [[0.0, 1.0]])]
+
+        return ask
+
+    monkeypatch.setattr(validation, "onnx_predictor", padding_counts)
+    assert run(result, "--max-drop", 100, "--batch-size", 1) == 0
+    found = read(result / validation.RESULT)
+    assert (found["onnx"]["steady"]["alone"], found["onnx"]["steady"]["padded"]) == (100, 0)
+    assert any("behind more padding" in remark for remark in found["remarks"])
+
+
 def spoil(path: Path) -> None:
     """Turn the answers around: the scores of the two classes change places."""
     model = onnx.load(path)

@@ -14,10 +14,12 @@ import os
 import warnings
 from dataclasses import dataclass
 from types import ModuleType
-
-import torch
+from typing import TYPE_CHECKING
 
 from mrem_deploy.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 VARIABLE = "MREM_BACKEND"
 CHOICES = ("auto", "cpp", "reference")

@@ -77,7 +77,7 @@ def fake_quant_linear(
 def fake_quant_matmul(
     a: Tensor, b: Tensor, a_scale: Tensor, a_grid: Grid, b_scale: Tensor, b_grid: Grid
 ) -> Tensor:
-    """A (…, M, K) times B (…, K, N), same batch dimensions, one step each; either may be a transposed view."""
+    """A (…, M, K) times B (…, K, N), same batch dimensions, one step each; either may be a view."""
     _check_values("a", a)
     _check_values("b", b, like=a)
     fits = a.dim() == b.dim() >= 2 and a.shape[:-2] == b.shape[:-2] and a.shape[-1] == b.shape[-2]

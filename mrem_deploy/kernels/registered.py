@@ -1,4 +1,4 @@
-"""The ops as torch knows them: schema, shapes for the compiler, gradients. Call them through `ops`, which checks.
+"""The ops as torch knows them: schema, shapes for the compiler, gradients. Call them through `ops`.
 
 A grid crosses as the list of its four integers. What a reader would get wrong: outputs are always row-major,
 whatever the strides of the inputs, because the shapes told to the compiler say so.
@@ -23,9 +23,7 @@ def fake_quant(x: Tensor, scale: Tensor, grid: Sequence[int]) -> Tensor:
 
 
 @torch.library.custom_op("mrem::fake_quant_backward", mutates_args=())
-def fake_quant_backward(
-    grad: Tensor, x: Tensor, scale: Tensor, grid: Sequence[int]
-) -> tuple[Tensor, Tensor]:
+def fake_quant_backward(grad: Tensor, x: Tensor, scale: Tensor, grid: Sequence[int]) -> tuple[Tensor, Tensor]:
     grad_x, grad_scale = backends.ops_for(x).fake_quant_backward(grad, x, scale, Grid(*grid))
     return grad_x.contiguous(), grad_scale
 
