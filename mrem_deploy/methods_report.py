@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mrem_deploy.modelcard import NONE, Table, count, mb, words
+from mrem_deploy.modelcard import NONE, count, mb, words
+from mrem_deploy.tables import Table
 
 
 def qat_rows(qat: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -22,6 +22,7 @@ from typing import Any, TypeGuard
 
 import yaml
 
+from mrem_deploy.tables import Table, md, md_table
 from mrem_deploy.uncertainty import accuracy_error, paired_accuracy_error
 
 NONE = "—"
@@ -51,18 +52,6 @@ inputs = {entry.name: tokens[entry.name].astype(np.int64) for entry in session.g
 print(dict(zip([entry.name for entry in session.get_outputs()], session.run(None, inputs))))
 """
 _GLUE = ("mnli", "qqp", "qnli", "sst2", "cola", "stsb", "mrpc", "rte")
-
-
-@dataclass(frozen=True)
-class Table:
-    """Plain cells. The first `text_columns` are words, the others figures; `long` ones may be folded away."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    note: str = ""
-    long: bool = False
-    text_columns: int = 1
 
 
 @dataclass(frozen=True)
@@ -434,21 +423,3 @@ def _config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-# Markdown.
-
-
-def md(text: str) -> str:
-    """`text` literally: nothing in it becomes markup, a link or a table cell."""
-    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    text = re.sub(r"([\\`*\[\]|#~$])", r"\\\1", text)
-    return re.sub(r"(?<!\w)_|_(?!\w)", r"\_", text)
-
-
-def md_table(table: Table) -> str:
-    figures = 0 if len(table.header) == 2 else len(table.header) - table.text_columns
-    rules = [" --- "] * (len(table.header) - figures) + [" ---: "] * figures
-    lines = ["| " + " | ".join(md(cell) or " " for cell in row) + " |" for row in (table.header, *table.rows)]
-    lines.insert(1, "|" + "|".join(rules) + "|")
-    return "\n".join(lines) + (f"\n\n{md(table.note)}" if table.note else "")

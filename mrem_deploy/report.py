@@ -22,7 +22,6 @@ from mrem_deploy.methods_report import mixed_tables, qat_rows, three_digits
 from mrem_deploy.modelcard import (
     NONE,
     Summary,
-    Table,
     bits_text,
     bits_words,
     count,
@@ -30,8 +29,6 @@ from mrem_deploy.modelcard import (
     duration,
     is_number,
     mb,
-    md,
-    md_table,
     memory,
     model_card,
     model_name,
@@ -39,6 +36,7 @@ from mrem_deploy.modelcard import (
     words,
 )
 from mrem_deploy.plots import FEW_UNITS, Curve, Plot, draw_plots, ends, finite
+from mrem_deploy.tables import Table, md, md_table
 
 METHODS = {
     "ptq": "calibration only, nothing trained",
