@@ -94,7 +94,10 @@ class Recipe:
     qat_epochs: str = option(
         "3+3", "qat: epochs of distilling the layers, then of distilling the predictions"
     )
-    qat_lr: float = option(1e-4, "qat: learning rate of weights, decays linearly in each stage")
+    qat_lr: float = option(
+        1e-4,
+        "qat: learning rate of weights, decays linearly in each stage; 2e-5 to 5e-5 for whole epochs of much data",
+    )
     qat_evals: int = option(
         1, "qat: scores on the evaluation split per epoch of the second stage, to choose by"
     )

@@ -109,7 +109,7 @@ class _Run:
         for stage in range(self.at.stage, len(STAGES)):
             if stage > self.at.stage:
                 self.at.stage, self.at.step, saved = stage, 0, None
-            started = time.perf_counter()
+            self.log.seconds[STAGES[stage]], started = 0.0, time.perf_counter()
             self._train_stage(saved)
             self.log.seconds[STAGES[stage]] = time.perf_counter() - started
         if self.at.best:
