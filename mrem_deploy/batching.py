@@ -8,6 +8,7 @@ afterwards. Everything follows from (seed, epoch): to resume, the number of the 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from mrem_deploy.errors import UserError
 from mrem_deploy.progress import track
 
 if TYPE_CHECKING:
-    from mrem_deploy.data import Texts
+    from mrem_deploy.texts import Texts
 
 CHUNK = 1000  # texts tokenized in one call
 SHOW_PROGRESS_FROM = 20_000  # rows; fewer are tokenized before a bar could be read
@@ -71,24 +72,23 @@ class Encoded:
 
 
 def encode(tokenizer: Any, texts: Texts, max_length: int) -> Encoded:
-    """Tokenize; of a pair that is too long, the longer text is cut first."""
+    """Tokenize: one example per sentence or pair, one or more per question with a context."""
     _check_tokenizer(tokenizer, max_length, pair=texts.second is not None)
-    columns: dict[str, list[np.ndarray]] = {}
-    starts = range(0, len(texts), CHUNK)
-    for start in track(starts, "tokenizing", unit="k texts") if len(texts) > SHOW_PROGRESS_FROM else starts:
-        part = slice(start, start + CHUNK)
-        tokens = tokenizer(
-            texts.first[part],
-            None if texts.second is None else texts.second[part],
-            truncation="longest_first",
-            max_length=max_length,
-            return_attention_mask=False,
-        )
-        for name, rows in tokens.items():
-            columns.setdefault(name, []).extend(np.asarray(row, dtype=np.int32) for row in rows)
+    return texts.tokenize(tokenizer, max_length)
+
+
+def chunks(count: int) -> Iterator[slice]:
+    """The parts in which `count` texts are tokenized, with a bar where that takes a while."""
+    starts = range(0, count, CHUNK)
+    for start in track(starts, "tokenizing", unit="k texts") if count > SHOW_PROGRESS_FROM else starts:
+        yield slice(start, start + CHUNK)
+
+
+def pack(tokenizer: Any, columns: dict[str, list[np.ndarray]]) -> dict[str, Any]:
+    """What `Encoded` holds of the tokenizer's columns, by the names of its fields."""
     lengths = np.array([len(row) for row in columns["input_ids"]], dtype=np.int64)
     fill = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
-    return Encoded(columns, lengths, {name: fill[name] for name in columns}, texts.labels)
+    return {"columns": columns, "lengths": lengths, "pad": {name: fill[name] for name in columns}}
 
 
 def _check_tokenizer(tokenizer: Any, max_length: int, pair: bool) -> None:

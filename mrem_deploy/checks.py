@@ -23,6 +23,7 @@ from mrem_deploy.models import anatomy
 from mrem_deploy.partition import module_cuts
 from mrem_deploy.progress import say
 from mrem_deploy.runtime import EXPORT_PACKAGES, INSTALL, missing_packages
+from mrem_deploy.squad_data import Questions
 
 
 def check_out(out: str, sources: Mapping[str, str | None], marker: str, overwrite: bool = False) -> Path:
@@ -121,8 +122,13 @@ def check_export(recipe: Recipe) -> tuple[str, ...]:
 def check_labels(task_data: TaskData, texts: Texts, model: PreTrainedModel) -> None:
     """Whether the model's head has the data's labels."""
     task = task_data.task
-    if task.kind == "classification" and texts.label_names:
+    if texts.label_names:
         label_order(texts.label_names, model.config, task)
+    if isinstance(texts, Questions) and (misplaced := texts.misplaced()):
+        say(
+            f"note: of {len(misplaced)} questions, such as {misplaced[0]!r}, an answer does not stand at its "
+            "answer_start; calibration does not use answers"
+        )
     if task.kind == "regression" and model.config.num_labels != 1:
         raise UserError(
             f"{task.name} needs a model with one output; this one has {model.config.num_labels}",

@@ -23,11 +23,13 @@ from mrem_deploy.errors import UserError
 from mrem_deploy.numerics import ACTIVATION_BITS, EMBEDDING_BITS, FULL_PRECISION, WEIGHT_BITS
 from mrem_deploy.qlayers import QuantSpec
 from mrem_deploy.quantizers import WEIGHT_QUANTIZERS
+from mrem_deploy.tasks import defaults_of
 
 METHODS = ("mrem-s", "mrem-p", "rem", "ptq", "qat")
 SENSITIVITIES = ("error", "hessian")
 AUTO = "auto"
 CURVATURES = ("identity", "adam")
+BY_TASK = ("steps", "lr", "max_length")  # their defaults are in tasks.Defaults, filled in on construction
 
 
 def option(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
@@ -41,8 +43,9 @@ class Recipe:
     model: str | None = option(None, "folder or hub id of the fine-tuned model")
     task: str | None = option(
         None,
-        "a GLUE task (sst2, mnli, …) or text-classification; without labels, measured by how well the "
-        "results agree: feature-extraction, token-classification or question-answering",
+        "a GLUE task (sst2, mnli, …), squad, squad_v2, text-classification or token-classification; without "
+        "labels, measured by how well the results agree: feature-extraction, token-classification (sentences "
+        "without tags) or question-answering",
     )
     data: str | None = option(None, "folder, file or hub id of the task's data")
     out: str | None = option(None, "folder for the result; replaced as a whole when the run succeeds")
@@ -57,11 +60,17 @@ class Recipe:
     )
     method: str = option("mrem-s", "how the quantized model is trained", METHODS)
     modules: str = option("4", "number of modules, or the first block of each but the first: 3,6,9")
-    steps: int = option(2000, "training steps per module (per matrix product for rem)")
+    steps: int = option(
+        None, "training steps per module (per matrix product for rem) (default 2000; SQuAD 4000)"
+    )
     calib_size: int = option(4096, "sentences drawn at random from the training split; no labels needed")
     batch_size: int = option(32, "sentences per step")
-    max_length: int = option(128, "tokens per sentence at most")
-    lr: float = option(5e-4, "learning rate of weights, decays linearly; 1e-3 for a few hundred steps")
+    max_length: int = option(None, "tokens per sentence at most (default 128; SQuAD 384)")
+    lr: float = option(
+        None,
+        "learning rate of weights, decays linearly; 1e-3 for a few hundred steps "
+        "(default 0.0005; SQuAD 0.00025)",
+    )
     step_lr: float = option(1e-3, "learning rate of log step sizes, a relative change per step")
     seed: int = option(0, "draws the calibration sentences and the order of batches")
     per_channel: bool = option(False, "one weight step per output channel instead of one per matrix")
@@ -96,7 +105,7 @@ class Recipe:
     )
     qat_lr: float = option(
         1e-4,
-        "qat: learning rate of weights, decays linearly in each stage; 2e-5 to 5e-5 for whole epochs of much data",
+        "qat: learning rate of weights, decays linearly in each stage; 2e-5 to 5e-5 for epochs of much data",
     )
     qat_evals: int = option(
         1, "qat: scores on the evaluation split per epoch of the second stage, to choose by"
@@ -123,6 +132,10 @@ class Recipe:
                 "GOBO maps weights to values that lie on no grid: they can be neither packed nor exported",
                 "it is a row of comparisons only, made in torch by mrem_deploy.gobo.gobo_model",
             )
+        defaults = defaults_of(self.task)
+        for name in BY_TASK:
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, getattr(defaults, name))
         parse_modules(self.modules)
         parse_epochs(self.qat_epochs)
         _check_quantizer(self)
@@ -149,7 +162,7 @@ class Recipe:
             raise _bad("max_length", "at least 3 (a token between the two special ones)", self.max_length)
         if not 0 <= self.teacher_forcing <= 1:
             raise _bad("teacher_forcing", "a share between 0 and 1", self.teacher_forcing)
-        if self.method == "qat" and self.lr != _field("lr").default:
+        if self.method == "qat" and self.lr != defaults.lr:
             raise UserError("--lr is for the other methods", "give --qat-lr: a whole model needs a lower one")
         for name in ("lr", "step_lr", "qat_lr"):
             if not 0 < getattr(self, name) < 1:

@@ -21,7 +21,10 @@ import numpy as np
 from mrem_deploy.batching import Encoded, encode
 from mrem_deploy.errors import UserError
 from mrem_deploy.sources import Source, Table, Wanted, listing, open_source
+from mrem_deploy.squad_data import read_questions
+from mrem_deploy.tagging import TaggedTexts, check_tags, check_words
 from mrem_deploy.tasks import TASKS, Task, find_task
+from mrem_deploy.texts import Texts, sample
 
 __all__ = [
     "TASKS",
@@ -38,6 +41,9 @@ __all__ = [
 ]
 
 
+CLASSES = ("classification", "token-classification")  # kinds whose labels have names
+
+
 @dataclass(frozen=True)
 class Columns:
     """Columns the user named; None means the task's own."""
@@ -47,35 +53,28 @@ class Columns:
     label: str | None = None
 
 
-@dataclass
-class Texts:
-    """Sentences, or pairs of them. Labels are indices into `label_names`, or scores of a regression."""
-
-    first: list[str]
-    second: list[str] | None
-    labels: np.ndarray | None
-    label_names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.first)
-
-    def take(self, rows: np.ndarray) -> Texts:
-        second = None if self.second is None else [self.second[i] for i in rows]
-        labels = None if self.labels is None else self.labels[rows]
-        return Texts([self.first[i] for i in rows], second, labels, self.label_names)
-
-
 def open_task(task: str, data: str, columns: Columns | None = None, eval_data: str | None = None) -> TaskData:
     """Find the data of a task and check that its files and columns are there, without reading the rows."""
     row, columns = find_task(task), columns or Columns()
-    if columns.text_pair and not (row.label_columns or row.pair_columns):
+    if columns.text_pair and row.kind in ("embedding", "token-classification"):
         raise UserError(
             f"{row.name} reads single sentences; got --text-pair-column {columns.text_pair}.",
             "Leave the option out, and put all sentences into the text column.",
         )
     source = open_source(data, row.naming, "train" if eval_data else "both")
     evaluation = open_source(eval_data, row.naming, "evaluation") if eval_data else source
+    if row.without_labels and not all(
+        _has_words(table, row, columns) for table in evaluation.first_rows(of_evaluation=True)
+    ):
+        row = row.without_labels
     return TaskData(row, columns, source, evaluation)
+
+
+def _has_words(table: Table, task: Task, columns: Columns) -> bool:
+    """Whether texts are lists of words, which tags can belong to, and not sentences."""
+    if columns.text:
+        return isinstance(table.columns.get(columns.text, [None])[0], list)
+    return bool(set(task.text_columns) & set(table.columns))
 
 
 class TaskData:
@@ -88,7 +87,9 @@ class TaskData:
         self._evaluation_source = evaluation
         named = filter(None, (columns.text, columns.text_pair, columns.label))
         self._wanted = Wanted(
-            frozenset((*task.text_columns, *task.pair_columns, *task.label_columns, *named))
+            frozenset(
+                (*task.text_columns, *task.pair_columns, *task.label_columns, *task.more_columns, *named)
+            )
         )
         self.description = source.description
         if evaluation is not source:
@@ -101,7 +102,7 @@ class TaskData:
 
     def train(self, needs_labels: bool = False) -> Texts:
         """The training split. Labels are None where the data has none, unless they are needed."""
-        if needs_labels and self._train.labels is None and self.task.label_columns:
+        if needs_labels and not self._train.labelled and self.task.label_columns:
             raise UserError(
                 f"Expected a label in every training row of {self._source.description}; some have none.",
                 f"Give labelled data, or name the column with --label-column "
@@ -112,7 +113,8 @@ class TaskData:
     def evaluation(self) -> dict[str, Texts]:
         """The evaluation splits the data has, by name: matched and mismatched for MNLI, else dev."""
         tables = self._evaluation_source.evaluation(self._wanted)
-        known = () if self.task.labels else self._train.label_names
+        from_data = self.task.kind in CLASSES and not self.task.labels and not self.task.label_free
+        known = self._train.label_names if from_data else ()
         return {
             split: _texts(table, self.task, self._columns, known, True) for split, table in tables.items()
         }
@@ -132,17 +134,15 @@ class TaskData:
         return _texts(self._source.train(self._wanted), self.task, self._columns, (), False)
 
 
-def sample(texts: Texts, size: int, seed: int) -> Texts:
-    """`size` rows drawn at random without replacement; all of them, in their order, if there are fewer."""
-    if size >= len(texts):
-        return texts
-    return texts.take(np.random.default_rng(seed).choice(len(texts), size=size, replace=False))
-
-
 def _texts(table: Table, task: Task, columns: Columns, known: tuple[str, ...], labelled: bool) -> Texts:
     """Pick the columns and read the labels; `labelled`: a row without a label is an error."""
     first, second = _text_columns(table, task, columns)
     label = _label_column(table, task, columns, required=labelled)
+    if task.kind == "question-answering" and not task.label_free:
+        asked, contexts = _strings(table, first), _strings(table, str(second))
+        return read_questions(table, asked, contexts, label, task.unanswerable, labelled)
+    if task.kind == "token-classification" and not task.label_free:
+        return _tagged(table, first, label, known, labelled)
     if label is not None and task.skip_label is not None:
         rows = np.flatnonzero([cell != task.skip_label for cell in table.columns[label]])
         if len(rows) == 0:
@@ -169,6 +169,30 @@ def _texts(table: Table, task: Task, columns: Columns, known: tuple[str, ...], l
             names = task.labels or table.classes.get(label) or _names({*cells, *known})
             labels = _indices(cells, names, where)
     return Texts(_strings(table, first), _strings(table, second) if second else None, labels, names)
+
+
+def _tagged(
+    table: Table, column: str, label: str | None, known: tuple[str, ...], labelled: bool
+) -> TaggedTexts:
+    """Words and their tags; unlike classes of texts, tags are complete or missing sentence by sentence."""
+    words = check_words(table.columns[column], table.origin, column)
+    tags, names = None, known
+    cells = [] if label is None else table.columns[label]
+    missing = [i for i, cell in enumerate(cells) if not isinstance(cell, list) or None in cell]
+    if missing and labelled:
+        raise UserError(
+            f"Expected a list of tags in every row of {table.origin}; row {missing[0] + 1} has "
+            f"{cells[missing[0]]!r:.60} in column {label!r}.",
+            "Evaluate on a labelled split, or name the column of the tags with --label-column.",
+        )
+    if label is not None and not missing:
+        where = f"column {label!r} of {table.origin}"
+        texts = [[str(tag) for tag in cell] for cell in cells]
+        check_tags(texts, words, where)
+        names = table.classes.get(label) or _names({tag for own in texts for tag in own} | {*known})
+        index = {name: i for i, name in enumerate(names)}
+        tags = [np.array([index[tag] for tag in own], dtype=np.int64) for own in texts]
+    return TaggedTexts([" ".join(sentence) for sentence in words], None, None, names, words, tags)
 
 
 def _text_columns(table: Table, task: Task, columns: Columns) -> tuple[str, str | None]:
@@ -275,7 +299,7 @@ def label_order(names: Sequence[str], model_config: Any, task: Task) -> np.ndarr
             f"this one has {len(theirs)} ({listing(theirs)}).",
             "Give a model fine-tuned on this task, or check --task.",
         )
-    if task.kind != "classification" or not names:
+    if task.kind not in CLASSES or not names:
         return np.zeros(0, dtype=np.int64)
     index = {_spelling(name): i for i, name in enumerate(theirs)}
     fits = len(names) == len(theirs) or (len(names) < len(theirs) and not task.labels)

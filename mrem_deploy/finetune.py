@@ -16,22 +16,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mrem_deploy import cli
-from mrem_deploy.batching import encode
+from mrem_deploy.batching import Encoded, encode
 from mrem_deploy.checks import check_device, check_out
-from mrem_deploy.data import Columns, Task, TaskData, Texts, label_order, open_task, sample
+from mrem_deploy.data import CLASSES, Columns, Task, TaskData, Texts, label_order, open_task, sample
 from mrem_deploy.environment import PeakMemory, describe
 from mrem_deploy.errors import UserError
 from mrem_deploy.evaluate import predict, torch_predictor
 from mrem_deploy.files import atomic_folder, write_json
+from mrem_deploy.judging import judge_for
 from mrem_deploy.loading import check_max_length, load_model, quiet_transformers
 from mrem_deploy.memory import keep_large_blocks
-from mrem_deploy.metrics import score
 from mrem_deploy.progress import say
+from mrem_deploy.squad import Windows
+from mrem_deploy.squad_data import Questions
+from mrem_deploy.tagging import TaggedTexts, TaggedTokens
+from mrem_deploy.tasks import defaults_of
 from mrem_deploy.train.checkpoint import CheckpointStore
 from mrem_deploy.train.finetuning import LoopSettings, train_on_labels
 
@@ -41,9 +44,14 @@ RECORD_FORMAT = 1
 EXAMPLES = """\
 examples:
   python -m mrem_deploy.finetune --model bert-base-uncased --task sst2 --data glue/SST-2 --out bert-sst2
+  python -m mrem_deploy.finetune --model my-encoder --task squad --data squad --epochs 2 --out my-reader
+  python -m mrem_deploy.finetune --model my-encoder --task token-classification --data conll --out my-tagger
   python -m mrem_deploy.finetune --model my-encoder --task text-classification --data reviews.csv \\
       --text-column review --label-column stars --epochs 2 --out my-classifier
 """
+
+
+_BY_TASK: Any = None  # filled in on construction
 
 
 @dataclass(frozen=True)
@@ -62,13 +70,15 @@ class FinetuneSettings:
     batch_size: int = 32
     lr: float = 5e-5
     warmup: float = 0.0
-    max_length: int = 128
+    max_length: int = _BY_TASK
     seed: int = 0
     checkpoint_steps: int = 500
     eval_size: int | None = None
     device: str = "auto"
 
     def __post_init__(self) -> None:
+        if self.max_length is _BY_TASK:
+            object.__setattr__(self, "max_length", defaults_of(self.task).max_length)
         if not 0 < self.epochs <= 1000:
             raise _bad("epochs", "above 0, such as 3 or 0.5", self.epochs)
         if not 0 < self.lr < 1:
@@ -100,13 +110,19 @@ def finetune(settings: FinetuneSettings, resume: bool = False, overwrite: bool =
     keep_large_blocks()
     columns = Columns(settings.text_column, settings.text_pair_column, settings.label_column)
     task_data = open_task(settings.task, settings.data, columns, settings.eval_data)
-    task, texts, evaluation = task_data.task, _labelled(task_data), task_data.evaluation()
+    task, texts = task_data.task, _labelled(task_data)
+    chosen = {
+        split: sample(part, settings.eval_size or len(part), settings.seed)
+        for split, part in task_data.evaluation().items()
+    }
     torch.manual_seed(settings.seed)  # a new head is drawn from it
     model, tokenizer = _load(settings, task, texts.label_names)
-    for part in evaluation.values():  # what does not fit is found now, not after hours of training
-        label_order(part.label_names, model.config, task)
+    # What does not fit is found now, not after hours of training.
+    exams = {
+        split: _Exam(task, part, model, tokenizer, settings.max_length) for split, part in chosen.items()
+    }
     encoded = encode(tokenizer, texts, settings.max_length)
-    targets = _targets(texts, model, task)
+    targets = _targets(texts, encoded, model, task)
     steps = math.ceil(settings.epochs * math.ceil(len(encoded) / settings.batch_size))
     loop = LoopSettings(
         steps, settings.batch_size, settings.lr, settings.warmup, settings.seed, settings.checkpoint_steps
@@ -119,9 +135,7 @@ def finetune(settings: FinetuneSettings, resume: bool = False, overwrite: bool =
             say("no interrupted run found; starting afresh")
     with PeakMemory(device) as memory:
         log = train_on_labels(model.to(device), encoded, targets, loop, store)
-    splits = {
-        split: _evaluate(settings, task, split, part, model, tokenizer) for split, part in evaluation.items()
-    }
+    splits = {split: exam.take(split, model) for split, exam in exams.items()}
     first = next(iter(splits.values()))
     record = {
         "format": RECORD_FORMAT,
@@ -157,17 +171,24 @@ def finetune(settings: FinetuneSettings, resume: bool = False, overwrite: bool =
 
 def _labelled(task_data: TaskData) -> Texts:
     task = task_data.task
-    if task.kind not in ("classification", "regression"):
+    if task.label_free:
         raise UserError(
-            f"{task.name} has no labels to learn from; fine-tuning needs classes or scores.",
-            "Choose a GLUE task or text-classification. An embedding model is quantized as it is.",
+            f"{task.name} has no labels to learn from here; expected classes, scores, tags or answers.",
+            "Choose a GLUE task, squad, squad_v2, text-classification or, on files with tags, "
+            "token-classification. An embedding model is quantized as it is.",
         )
     texts = task_data.train(needs_labels=True)
-    if task.kind == "classification" and len(texts.label_names) < 2:
+    if task.kind in CLASSES and len(texts.label_names) < 2:
         raise UserError(
             f"Expected at least 2 different labels in {task_data.description}; got only "
             f"{', '.join(map(repr, texts.label_names)) or 'none'}.",
             "Give data with examples of every class, or check --label-column.",
+        )
+    if isinstance(texts, Questions) and (misplaced := texts.misplaced()):
+        raise UserError(
+            f"Expected every answer to stand at its answer_start in {task_data.description}; it does not for "
+            f"{len(misplaced)} of {len(texts)} questions, the first is {misplaced[0]!r}.",
+            "Mend these rows: answer_start counts characters (not bytes) of the context, from 0.",
         )
     return texts
 
@@ -181,38 +202,45 @@ def _load(
     takes the data's; the same number of other names is refused by `label_order`: nobody can tell
     which is which.
     """
-    count = 1 if task.kind == "regression" else len(names)
-    model, tokenizer = load_model(settings.model, "sequence-classification", count, allow_new_head=True)
+    count = {"regression": 1, "question-answering": 2}.get(task.kind, len(names))  # 2: start and end
+    model, tokenizer = load_model(settings.model, task.head, count, allow_new_head=True)
     check_max_length(model, settings.max_length)
     config = model.config
-    config.problem_type = "regression" if task.kind == "regression" else "single_label_classification"
+    if task.head == "sequence-classification":
+        config.problem_type = "regression" if task.kind == "regression" else "single_label_classification"
     nameless = all(re.fullmatch(r"LABEL_\d+", str(name)) for name in config.id2label.values())
-    if task.kind == "classification" and nameless:
+    if task.kind in CLASSES and nameless:
         config.id2label = dict(enumerate(names))
         config.label2id = {name: i for i, name in config.id2label.items()}
     return model, tokenizer
 
 
-def _labels(texts: Texts) -> np.ndarray:
-    assert texts.labels is not None, "asked for with needs_labels, or of an evaluation split"
-    return texts.labels
-
-
-def _targets(texts: Texts, model: PreTrainedModel, task: Task) -> torch.Tensor:
-    """Scores as they are; classes by their place in the model's output."""
-    if task.kind == "regression":
-        return torch.from_numpy(_labels(texts))
-    return torch.from_numpy(label_order(texts.label_names, model.config, task)[_labels(texts)])
-
-
-def _evaluate(
-    settings: FinetuneSettings, task: Task, split: str, texts: Texts, model: Any, tokenizer: Any
-) -> dict[str, float]:
-    chosen = sample(texts, settings.eval_size or len(texts), settings.seed)
-    encoded = encode(tokenizer, chosen, settings.max_length)
-    outputs = np.stack(predict(torch_predictor(model), encoded, f"evaluate {split}"))
+def _targets(texts: Texts, encoded: Encoded, model: PreTrainedModel, task: Task) -> torch.Tensor:
+    """A row for every example: scores as they are, classes by their place in the model's output, spans as
+    positions of tokens."""
+    if isinstance(texts, Questions) and isinstance(encoded, Windows):
+        return torch.from_numpy(encoded.targets(texts))
     order = label_order(texts.label_names, model.config, task)
-    return {**score(task, outputs, _labels(chosen), order), "examples": len(chosen)}
+    if isinstance(texts, TaggedTexts) and isinstance(encoded, TaggedTokens):
+        assert texts.tags is not None, "asked for with needs_labels"
+        return torch.from_numpy(encoded.targets(texts.tags, order))
+    assert texts.labels is not None, "asked for with needs_labels"
+    return torch.from_numpy(texts.labels if task.kind == "regression" else order[texts.labels])
+
+
+class _Exam:
+    """An evaluation split, made ready before the training and taken after it."""
+
+    def __init__(
+        self, task: Task, texts: Texts, model: PreTrainedModel, tokenizer: Any, max_length: int
+    ) -> None:
+        self._encoded = encode(tokenizer, texts, max_length)
+        self._judge = judge_for(task, texts, self._encoded, model.config)
+        self._examples = len(texts)
+
+    def take(self, split: str, model: PreTrainedModel) -> dict[str, float]:
+        rows = predict(torch_predictor(model), self._encoded, f"evaluate {split}")
+        return {**self._judge.score(rows), "examples": self._examples}
 
 
 def _digest(tokens: str, targets: torch.Tensor) -> str:
@@ -229,7 +257,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--model", required=True, help="folder or hub id of the encoder; a new head is added where needed")
-    add("--task", required=True, help="a GLUE task (sst2, mnli, stsb, …) or text-classification")
+    add("--task", required=True, help="a GLUE task, squad, squad_v2, text- or token-classification")
     add("--data", required=True, help="folder, file or hub id of the task's data")
     add("--out", required=True, help="folder for the fine-tuned model; written as a whole at the end")
     add("--eval-data", help="evaluation file, where it does not lie beside the training file")
@@ -240,7 +268,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--batch-size", type=int, help="sentences per step (32)")
     add("--lr", type=float, help="highest learning rate; decays linearly to 0 (5e-5)")
     add("--warmup", type=float, help="share of the steps over which the learning rate rises (0)")
-    add("--max-length", type=int, help="tokens per sentence at most (128)")
+    add("--max-length", type=int, help="tokens per sentence at most (128; SQuAD 384)")
     add("--seed", type=int, help="for the new head, the order of batches and dropout (0)")
     add("--checkpoint-steps", type=int, help="steps between checkpoints, 0 for none (500)")
     add("--eval-size", type=int, help="evaluate on that many examples only, drawn by --seed (all)")

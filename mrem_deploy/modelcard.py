@@ -34,10 +34,15 @@ METRIC_NAMES = {
     "pearson": "Pearson correlation",
     "cosine": "Mean cosine agreement",
     "agreement": "Agreement with full precision",
+    "exact": "Exact match",
+    "best_f1": "F1 at the best threshold",
+    "best_exact": "Exact match at the best threshold",
+    "sentences": "Sentences all right",
 }
-_PERCENTAGES = ("accuracy", "f1", "cosine", "agreement")
+_PERCENTAGES = ("accuracy", "f1", "cosine", "agreement", "exact")
 _HUB_METRICS = {"matthews": "matthews_correlation", "spearman": "spearmanr", "pearson": "pearsonr"}
-_LABEL_FREE = ("feature-extraction", "token-classification", "question-answering")  # also names of pipelines
+_NOT_CLASSES = ("feature-extraction", "token-classification", "question-answering")  # also names of pipelines
+_SQUAD = ("squad", "squad_v2")
 # A result in plain onnxruntime; the project's README shows the same lines.
 ONNX_USE = """\
 import numpy as np
@@ -112,9 +117,9 @@ def summarise(metrics: Mapping[str, Any]) -> Summary:
 
 
 def change_error(split: Mapping[str, Any]) -> float | None:
-    """Standard error of the change in accuracy of one split, in points; None if it cannot be told."""
-    n = split.get("examples")
-    full, quantized = (_accuracy_of(split.get(key)) for key in ("full_precision", "quantized"))
+    """Standard error of the change in accuracy (or the `paired` metric) of one split, in points, if known."""
+    n, metric = split.get("examples"), split.get("paired", "accuracy")
+    full, quantized = (_score_of(split.get(key), metric) for key in ("full_precision", "quantized"))
     if not is_number(n) or n <= 0 or full is None or quantized is None:
         return None
     lost, gained = (split.get(key) for key in ("lost", "gained"))
@@ -138,7 +143,7 @@ def headline_error(accuracy: Mapping[str, Any]) -> tuple[float | None, int | Non
     if metric != "accuracy":
         error = resampled_error(splits[0], metric)
         return error, None if error is None else int(splits[0]["examples"])
-    quoted = [split for split in splits if _accuracy_of(split.get("quantized")) == accuracy.get("quantized")]
+    quoted = [split for split in splits if _score_of(split.get("quantized")) == accuracy.get("quantized")]
     chosen = quoted[:1] or splits
     errors = [change_error(split) for split in chosen]
     known = [error for error in errors if error is not None]
@@ -205,7 +210,7 @@ def _front_matter(folder: Path, metrics: Mapping[str, Any]) -> dict[str, Any]:
     )
     licence = known.get("license") or config.get("license")
     accuracy = metrics.get("accuracy") or {}
-    kind = task if task in _LABEL_FREE else "text-classification"
+    kind = "question-answering" if task in _SQUAD else task if task in _NOT_CLASSES else "text-classification"
     scores = _hub_scores(accuracy)
     front: dict[str, Any] = {
         "base_model": str(base) if base else None,
@@ -242,7 +247,7 @@ def _hub_scores(accuracy: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]
     found = []
     for split, content in (accuracy.get("splits") or {}).items():
         for metric, value in (content.get("quantized") or {}).items():
-            if is_number(value):
+            if is_number(value) and not metric.endswith("_thresh"):
                 entry = {
                     "type": _HUB_METRICS.get(metric, metric),
                     "name": METRIC_NAMES.get(metric, metric),
@@ -258,8 +263,8 @@ def _score_table(accuracy: Mapping[str, Any]) -> Table:
     for split, content in (accuracy.get("splits") or {}).items():
         n = content.get("examples")
         full, quantized = content.get("full_precision") or {}, content.get("quantized") or {}
-        for metric in dict.fromkeys([*full, *quantized]):
-            counted = change_error(content) if metric == "accuracy" else None
+        for metric in dict.fromkeys(name for name in (*full, *quantized) if not name.endswith("_thresh")):
+            counted = change_error(content) if metric == content.get("paired", "accuracy") else None
             if counted is not None:
                 paired, bounds = paired or is_number(content.get("lost")), True
             own = f" ± {accuracy_error(quantized[metric], n):.1f}" if counted is not None else ""
@@ -312,8 +317,8 @@ def _change(full: Any, quantized: Any, error: float | None) -> str:
     return text if error is None else f"{text} ± {error:.1f}"
 
 
-def _accuracy_of(scores: Any) -> float | None:
-    value = scores.get("accuracy") if isinstance(scores, Mapping) else None
+def _score_of(scores: Any, metric: str = "accuracy") -> float | None:
+    value = scores.get(metric) if isinstance(scores, Mapping) else None
     return float(value) if is_number(value) else None
 
 

@@ -50,13 +50,6 @@ from mrem_deploy.train.qat import QatSettings, train_qat
 from mrem_deploy.train.rem import train_rem
 from mrem_deploy.train.sequential import CacheSettings, TrainLog, train_sequential
 
-HEAD_OF_KIND = {
-    "classification": "sequence-classification",
-    "regression": "sequence-classification",
-    "embedding": "feature-extraction",
-    "token-classification": "token-classification",
-    "question-answering": "question-answering",
-}
 ERROR_BATCHES = 4  # batches over which the error per layer is measured, before and after training
 BITS_CHECKPOINT = "bits"
 SENSITIVITY_BATCHES = 4  # batches over which bits per layer are weighed against each other
@@ -102,11 +95,12 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
         Columns(recipe.text_column, recipe.text_pair_column, recipe.label_column),
         recipe.eval_data,
     )
-    head = HEAD_OF_KIND[task_data.task.kind]
+    head = task_data.task.head
     teacher, tokenizer = load_model(str(recipe.model), head)
     check_model(recipe, teacher)
     texts = sample(task_data.train(), recipe.calib_size, recipe.seed)
-    calibration = encode(tokenizer, texts, recipe.max_length)
+    # Long contexts are several examples each, of which as many are drawn as there were to be.
+    calibration = sample(encode(tokenizer, texts, recipe.max_length), recipe.calib_size, recipe.seed)
     check_labels(task_data, texts, teacher)
     teacher.to(device).requires_grad_(False)
     training = _training_set(recipe, task_data, tokenizer) if recipe.method == "qat" else None
@@ -189,8 +183,9 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
     if training is not None:
         result["qat"] = {
             "epochs": list(parse_epochs(recipe.qat_epochs)),
-            "training_samples": len(training),
+            "training_samples": min(recipe.train_size or len(task_data.train()), len(task_data.train())),
             "training_split": len(task_data.train()),
+            "training_windows": len(training),  # more than samples where texts are cut into several
             "chosen_on_the_evaluation_split": log.choice or None,
         }
     errors = {"layers": list(before), "before": list(before.values()), "after": list(after.values())}

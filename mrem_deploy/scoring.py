@@ -12,24 +12,14 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from mrem_deploy import metrics
 from mrem_deploy.batching import Encoded, encode
 from mrem_deploy.config import Recipe
-from mrem_deploy.data import TaskData, Texts, label_order, sample
+from mrem_deploy.data import TaskData, Texts, sample
 from mrem_deploy.evaluate import Predictor, pooling_of, predict, remember, torch_predictor
-from mrem_deploy.uncertainty import paired_bootstrap
+from mrem_deploy.judging import Judge, judge_for
 
 FULL_PRECISION, QUANTIZED, ONNX = "full_precision", "quantized", "onnx"
 MODELS = (FULL_PRECISION, QUANTIZED, ONNX)  # in the order of every table
-# How alike two models answer, in percent; the first number of each is the one to quote.
-AGREEMENTS: dict[str, Callable[[list[np.ndarray], list[np.ndarray]], dict[str, float]]] = {
-    "classification": metrics.class_agreement,
-    "regression": metrics.score_agreement,
-    "embedding": metrics.agreement,
-    "token-classification": metrics.token_agreement,
-    "question-answering": metrics.span_agreement,
-}
-LABEL_FREE = ("embedding", "token-classification", "question-answering")  # agreement is their metric
 ONE_ROW_EACH = ("classification", "regression", "embedding")  # kinds whose predictions stack to (N, …)
 BATCH_SIZE = 32
 
@@ -40,6 +30,7 @@ class Split:
 
     texts: Texts
     encoded: Encoded
+    judge: Judge
     answers: dict[str, list[np.ndarray]] = field(default_factory=dict)
     change: dict[str, dict[str, float]] | None = None  # by metric: how sure that of quantization is
 
@@ -57,12 +48,12 @@ class Evaluation:
     ) -> None:
         self.task = task_data.task
         self.pooling = pooling_of(recipe.model or "") if self.task.kind == "embedding" else None
-        self._config = config
         self._batch_size = batch_size
         self.splits: dict[str, Split] = {}
         for name, every in task_data.evaluation().items():
             texts = sample(every, recipe.eval_size, recipe.seed) if recipe.eval_size else every
-            self.splits[name] = Split(texts, encode(tokenizer, texts, recipe.max_length))
+            encoded = encode(tokenizer, texts, recipe.max_length)
+            self.splits[name] = Split(texts, encoded, judge_for(self.task, texts, encoded, config))
 
     def ask(self, model: str, predictor: Predictor) -> None:
         """Let a model answer every example of every split."""
@@ -72,25 +63,25 @@ class Evaluation:
                 split.change = None
 
     def ask_full_precision(self, teacher: PreTrainedModel) -> None:
-        """The same, with the answers kept for the next run where they take little space."""
+        """The same, with the answers kept for the next run."""
         for name, split in self.splits.items():
 
             def compute(name: str = name) -> list[np.ndarray]:
                 return self._predict(FULL_PRECISION, name, torch_predictor(teacher))
 
-            if self.task.kind in ONE_ROW_EACH:
-                decides = (
-                    weights_digest(teacher),
-                    teacher.config.to_json_string(),  # an activation function is not among the weights
-                    split.encoded.digest(),
-                    self.pooling,
-                    torch.__version__,
-                    teacher.device,
-                )
-                kept = remember(str(decides), lambda run=compute: np.stack(run()))  # type: ignore[misc]
-                split.answers[FULL_PRECISION] = list(kept)
-            else:
-                split.answers[FULL_PRECISION] = compute()
+            decides = (
+                weights_digest(teacher),
+                teacher.config.to_json_string(),  # an activation function is not among the weights
+                split.encoded.digest(),
+                self.pooling,
+                torch.__version__,
+                teacher.device,
+            )
+            one_row_each = self.task.kind in ONE_ROW_EACH
+            join = np.stack if one_row_each else np.concatenate  # rows of tokens differ in length
+            kept = remember(str(decides), lambda run=compute, join=join: join(run()))  # type: ignore[misc]
+            ends = np.cumsum(split.encoded.lengths)[:-1]
+            split.answers[FULL_PRECISION] = list(kept) if one_row_each else np.split(kept, ends)
 
     def _predict(self, model: str, name: str, predictor: Predictor) -> list[np.ndarray]:
         label = f"evaluate {name} {model.replace('_', ' ')}"
@@ -105,49 +96,38 @@ class Evaluation:
 
     def agreement(self, one: str, other: str) -> dict[str, dict[str, float]]:
         """By split, how alike two models that were asked answer."""
-        measure = AGREEMENTS[self.task.kind]
-        return {name: measure(s.answers[one], s.answers[other]) for name, s in self.splits.items()}
+        return {
+            name: split.judge.agreement(split.answers[one], split.answers[other])
+            for name, split in self.splits.items()
+        }
 
     def _scores(self, split: Split) -> dict[str, Any]:
-        """Metrics of one split and how sure their change is; for classes also how many answers quantization
-        lost and gained."""
-        result: dict[str, Any] = {"examples": len(split.encoded), "digest": split.encoded.digest()[:16]}
+        """Metrics of one split, and how sure their `change` is; where answers are right or wrong, how many
+        quantization lost and gained.
+
+        `paired` says of which metric these are, where it is not the accuracy.
+        """
+        result: dict[str, Any] = {"examples": len(split.texts), "digest": split.encoded.digest()[:16]}
+        if len(split.encoded) != len(split.texts):
+            result["windows"] = len(split.encoded)
         answers = {model: split.answers[model] for model in MODELS if model in split.answers}
-        if self.task.kind in LABEL_FREE:
+        judge = split.judge
+        if self.task.label_free:
             for model, rows in answers.items():
-                agreed = AGREEMENTS[self.task.kind](answers[FULL_PRECISION], rows)
+                agreed = judge.agreement(answers[FULL_PRECISION], rows)
                 result[model] = dict.fromkeys(agreed, 100.0) if model == FULL_PRECISION else agreed
             return result
-        labels = split.texts.labels
-        assert labels is not None  # evaluation() refuses unlabelled rows of such tasks
-        order = None
-        if self.task.kind == "classification":
-            order = label_order(split.texts.label_names, self._config, self.task)
         for model, rows in answers.items():
-            result[model] = metrics.score(self.task, np.stack(rows), labels, order)
-        if order is not None and {FULL_PRECISION, QUANTIZED} <= answers.keys():
-            was, now = (
-                np.stack(answers[model]).argmax(axis=1) == order[labels]
-                for model in (FULL_PRECISION, QUANTIZED)
-            )
-            result["lost"], result["gained"] = int((was & ~now).sum()), int((~was & now).sum())
-        if {FULL_PRECISION, QUANTIZED} <= answers.keys() and len(labels) > 1:
-            split.change = split.change or self._change(split, labels, order)
-            result["change"] = split.change
+            result[model] = judge.score(rows)
+        if {FULL_PRECISION, QUANTIZED} <= answers.keys():
+            was, now = judge.right(answers[FULL_PRECISION]), judge.right(answers[QUANTIZED])
+            if was is not None and now is not None:
+                result["lost"], result["gained"] = int((was & ~now).sum()), int((~was & now).sum())
+                result |= {"paired": judge.paired} if judge.paired != "accuracy" else {}
+            if split.change is None:
+                split.change = judge.change(answers[FULL_PRECISION], answers[QUANTIZED])
+            result |= {"change": split.change} if split.change else {}
         return result
-
-    def _change(
-        self, split: Split, labels: np.ndarray, order: np.ndarray | None
-    ) -> dict[str, dict[str, float]]:
-        """By metric, quantized minus full precision with its standard error and interval, in points."""
-        (truth, was, positive), (_, now, _) = (
-            metrics.truth_and_guess(self.task, np.stack(split.answers[model]), labels, order)
-            for model in (FULL_PRECISION, QUANTIZED)
-        )
-        return {
-            name: paired_bootstrap(name, was, now, truth, positive=positive).in_points()
-            for name in (self.task.metric, *self.task.also)
-        }
 
 
 def evaluate(
@@ -172,7 +152,7 @@ def judge_of(
 ) -> Callable[[nn.Module], float]:
     """A function that scores a model on the evaluation split, for methods that choose by it."""
     evaluation = Evaluation(recipe, task_data, tokenizer, teacher.config)
-    if evaluation.task.kind in LABEL_FREE:
+    if evaluation.task.label_free:
         evaluation.ask_full_precision(teacher)
 
     def judge(model: nn.Module) -> float:

@@ -41,6 +41,10 @@ class Layout:
 GLUE_LAYOUTS = (Layout("train", {"dev": ("dev", "validation")}),)
 
 
+# Columns of a file in a format that only one task has; None: it is in one of the formats that all have.
+Reader = Callable[[Path], "dict[str, list[Any]] | None"]
+
+
 @dataclass(frozen=True)
 class Naming:
     """How the data of one task is named, as files or as splits on the hub."""
@@ -48,6 +52,8 @@ class Naming:
     layouts: tuple[Layout, ...] = GLUE_LAYOUTS  # tried in order; the first has the task's evaluation splits
     folder: str = ""  # GLUE's own folder name; empty for the user's own data
     header: tuple[str, ...] = ()  # column names of tab-separated files that have none
+    suffixes: tuple[str, ...] = ()  # of the task's own format, besides SUFFIXES
+    read: Reader | None = None  # reads the task's own format
 
     @property
     def eval_splits(self) -> tuple[str, ...]:
@@ -147,7 +153,7 @@ def _open_folder(folder: Path, naming: Naming, role: str) -> Source:
     names = {
         name for layout in naming.layouts for name in (layout.train, *chain(*layout.evaluation.values()))
     }
-    files = {name: found for name in names if (found := files_of(folder, name))}
+    files = {name: found for name in names if (found := files_of(folder, name, naming.suffixes))}
     parts: dict[str, Part] = {name: partial(read_files, found, naming) for name, found in files.items()}
     return _arrange(str(folder), parts, [path.name for path in entries], naming, role)
 
@@ -202,17 +208,24 @@ def _hub_table(rows: Any, origin: str, wanted: Wanted) -> Table:
     rows = rows.select(range(min(wanted.rows or len(rows), len(rows))))
     columns: dict[str, list[Any]] = {name: list(rows[name]) for name in rows.features if name in wanted}
     classes = {
-        name: tuple(kind.names) for name, kind in rows.features.items() if isinstance(kind, ClassLabel)
+        name: tuple(kind.names)
+        for name, column in rows.features.items()
+        if isinstance(kind := getattr(column, "feature", column), ClassLabel)  # a list of them, or one
     }
+
+    def named(cell: Any, names: tuple[str, ...]) -> Any:
+        if isinstance(cell, list):
+            return [named(item, names) for item in cell]
+        return None if cell is None or cell < 0 else names[cell]
+
     for name in set(classes) & set(columns):  # names say more than numbers; a negative number is "unlabelled"
-        names = classes[name]
-        columns[name] = [None if cell is None or cell < 0 else names[cell] for cell in columns[name]]
+        columns[name] = [named(cell, classes[name]) for cell in columns[name]]
     return _not_empty(Table(columns, origin, classes))
 
 
-def files_of(folder: Path, stem: str) -> list[Path]:
+def files_of(folder: Path, stem: str, more_suffixes: tuple[str, ...] = ()) -> list[Path]:
     """train.tsv, train.jsonl, …, or the shards train-00000-of-00002.parquet of a copy of a hub dataset."""
-    for suffix in SUFFIXES:
+    for suffix in (*SUFFIXES, *more_suffixes):
         if (folder / f"{stem}{suffix}").is_file():
             return [folder / f"{stem}{suffix}"]
     return sorted(folder.glob(f"{stem}-[0-9]*-of-[0-9]*.parquet"))
@@ -230,12 +243,15 @@ def read_files(files: list[Path], naming: Naming, wanted: Wanted) -> Table:
 def read_table(path: Path, naming: Naming, wanted: Wanted) -> Table:
     """Read one file by its suffix."""
     suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise UserError(
-            f"Expected a file ending in {', '.join(SUFFIXES)}; got {path}.", "Convert it to one of these."
-        )
     try:
-        if suffix == ".parquet":
+        own = naming.read(path) if naming.read is not None else None
+        if own is not None:
+            columns = {name: cells[: wanted.rows] for name, cells in own.items() if name in wanted}
+        elif suffix not in SUFFIXES:
+            raise UserError(
+                f"Expected a file ending in {', '.join(SUFFIXES)}; got {path}.", "Convert it to one of these."
+            )
+        elif suffix == ".parquet":
             columns = _read_parquet(path, wanted)
         else:
             with path.open(encoding="utf-8-sig", newline="" if suffix == ".csv" else "\n") as file:
@@ -255,7 +271,7 @@ def read_table(path: Path, naming: Naming, wanted: Wanted) -> Table:
             f"Expected UTF-8 text in {path}; it is not ({error.reason}).",
             "Convert the file to UTF-8, e.g. with iconv.",
         ) from error
-    except (OSError, csv.Error, _Malformed) as error:
+    except (OSError, csv.Error, Malformed) as error:
         raise UserError(
             f"{path} cannot be read: {error}.",
             "Check that the file is whole, readable and what its suffix says.",
@@ -263,7 +279,7 @@ def read_table(path: Path, naming: Naming, wanted: Wanted) -> Table:
     return _not_empty(Table(columns, str(path)))
 
 
-class _Malformed(ValueError):
+class Malformed(ValueError):
     """The content is not what the file's suffix promises."""
 
 
@@ -290,7 +306,7 @@ def _by_header(
         for i, column in cells:
             column.append(row[i])
     if len(broken) > MALFORMED_SHARE * count:
-        raise _Malformed(
+        raise Malformed(
             f"expected {len(names)} fields in every row ({', '.join(names)}), "
             f"but {len(broken)} of {count} rows have fewer, the first is row {broken[0]} with the header as 1"
         )
@@ -315,12 +331,12 @@ def _read_json(file: TextIO, wanted: Wanted) -> dict[str, list[Any]]:
                 if len(records) == wanted.rows:
                     break
     except json.JSONDecodeError as error:
-        raise _Malformed(
+        raise Malformed(
             f"line {number + error.lineno} is not valid JSON ({error.msg}); "
             "expected one object per line, or one array of objects"
         ) from error
     if not all(isinstance(record, dict) for record in records):
-        raise _Malformed('expected rows with named fields, like {"text": "…", "label": "…"}')
+        raise Malformed('expected rows with named fields, like {"text": "…", "label": "…"}')
     names = dict.fromkeys(name for record in records for name in record if name in wanted)
     return {name: [record.get(name) for record in records] for name in names}
 
@@ -337,7 +353,7 @@ def _read_parquet(path: Path, wanted: Wanted) -> dict[str, list[Any]]:
             batches = file.iter_batches(batch_size=wanted.rows, columns=names)
             return next(batches).to_pydict() if file.metadata.num_rows else {}
     except pyarrow.ArrowInvalid as error:
-        raise _Malformed(str(error)) from error
+        raise Malformed(str(error)) from error
 
 
 def _load_from_hub(name: str, config: str | None) -> Any:

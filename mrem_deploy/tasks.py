@@ -3,10 +3,33 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
+from mrem_deploy import squad_data, tagging
 from mrem_deploy.errors import UserError
 from mrem_deploy.sources import GLUE_LAYOUTS, Layout, Naming, squeeze
+
+HEAD_OF_KIND = {
+    "classification": "sequence-classification",
+    "regression": "sequence-classification",
+    "embedding": "feature-extraction",
+    "token-classification": "token-classification",
+    "question-answering": "question-answering",
+}
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Options whose default is the task's, for quantization; fine-tuning takes the length only.
+
+    SQuAD has the paper's: 4,000 steps at 5e-5, 384 tokens. GLUE has the paper's 2,000 steps, at five times
+    its rate of 1e-4, which docs/findings.md found better.
+    """
+
+    steps: int = 2000
+    lr: float = 5e-4
+    max_length: int = 128
 
 
 @dataclass(frozen=True)
@@ -23,6 +46,20 @@ class Task:
     metric: str = "accuracy"  # the paper's
     also: tuple[str, ...] = ()  # what GLUE reports besides
     skip_label: str | None = None  # rows with this label have no agreed answer and are left out
+    more_columns: tuple[str, ...] = ()  # read besides, where the data has them
+    unanswerable: bool = False  # questions whose context has no answer belong to the task
+    spellings: tuple[str, ...] = ()  # other names
+    defaults: Defaults = Defaults()
+    without_labels: Task | None = None  # what it becomes where the data has sentences only
+
+    @property
+    def label_free(self) -> bool:
+        """Measured by how well the quantized model agrees with the original."""
+        return not self.label_columns
+
+    @property
+    def head(self) -> str:
+        return HEAD_OF_KIND[self.kind]
 
     @property
     def eval_splits(self) -> tuple[str, ...]:
@@ -45,6 +82,45 @@ _MNLI_LAYOUTS = (
 # Microsoft's own training file contains GLUE's dev rows: the two releases are never mixed.
 _MRPC_LAYOUTS = (*GLUE_LAYOUTS, Layout("msr_paraphrase_train", {"dev": ("msr_paraphrase_test",)}))
 _OWN = Naming((Layout("train", {"dev": ("dev", "validation", "eval", "test")}),))
+_TAGGED = Naming(
+    (
+        Layout("train", {"dev": ("dev", "valid", "validation", "testa", "eval", "test")}),
+        Layout("eng.train", {"dev": ("eng.testa",)}),  # CoNLL-2003's own names
+    ),
+    suffixes=tagging.SUFFIXES,
+    read=tagging.read_conll,
+)
+
+
+def _squad_naming(version: str, folder: str, unanswerable: bool) -> Naming:
+    return Naming(
+        (Layout(f"train-v{version}", {"dev": (f"dev-v{version}",)}), *GLUE_LAYOUTS),
+        folder,
+        read=partial(squad_data.read_official, unanswerable=unanswerable),
+    )
+
+
+_SQUAD = Task(
+    "squad",
+    _squad_naming("1.1", "SQuAD", unanswerable=False),
+    text_columns=("question",),
+    pair_columns=("context",),
+    label_columns=("answers",),
+    kind="question-answering",
+    metric="f1",
+    also=("exact",),
+    more_columns=("id",),
+    spellings=("squad1", "squad1.1", "squad_v1", "squad_v1.1"),
+    defaults=Defaults(steps=4000, lr=5e-5, max_length=384),
+)
+_SENTENCES = Task(
+    "token-classification",
+    _TAGGED,
+    text_columns=("text", "sentence"),
+    label_columns=(),
+    kind="token-classification",
+    metric="agreement",
+)
 
 TASKS: dict[str, Task] = {
     task.name: task
@@ -125,13 +201,22 @@ TASKS: dict[str, Task] = {
             kind="embedding",
             metric="cosine",
         ),
-        Task(
-            "token-classification",
-            _OWN,
-            text_columns=("text", "sentence"),
-            label_columns=(),
-            kind="token-classification",
-            metric="agreement",
+        replace(
+            _SENTENCES,
+            text_columns=("tokens", "words"),
+            label_columns=("ner_tags", "tags", "labels"),
+            metric="f1",
+            also=("precision", "recall", "accuracy"),
+            spellings=("ner",),
+            without_labels=_SENTENCES,
+        ),
+        _SQUAD,
+        replace(
+            _SQUAD,
+            name="squad_v2",
+            naming=_squad_naming("2.0", "squad_v2", unanswerable=True),
+            unanswerable=True,
+            spellings=("squad2", "squad2.0", "squad_v2.0"),
         ),
         Task(
             "question-answering",
@@ -146,9 +231,19 @@ TASKS: dict[str, Task] = {
 }
 
 
+def _by_spelling() -> dict[str, Task]:
+    return {squeeze(word): task for task in TASKS.values() for word in (task.name, *task.spellings)}
+
+
+def defaults_of(name: str | None) -> Defaults:
+    """Those of the task; the usual ones where there is none of that name, which `find_task` will refuse."""
+    task = _by_spelling().get(squeeze(name or ""))
+    return Defaults() if task is None else task.defaults
+
+
 def find_task(name: str) -> Task:
-    """The task of that name, in whichever spelling: SST-2, sst2, sst_2."""
-    by_spelling = {squeeze(known): task for known, task in TASKS.items()}
+    """The task of that name, in whichever spelling: SST-2, sst2, sst_2; SQuAD v1.1."""
+    by_spelling = _by_spelling()
     if squeeze(name) in by_spelling:
         return by_spelling[squeeze(name)]
     near = difflib.get_close_matches(squeeze(name), by_spelling, n=1)

@@ -207,12 +207,11 @@ def ask_original(evaluation: Evaluation, recipe: Recipe, head: str) -> UserError
     """Let the full-precision model answer; where it cannot be loaded, why not."""
     from mrem_deploy.loading import load_model
     from mrem_deploy.progress import say
-    from mrem_deploy.scoring import LABEL_FREE
 
     try:
         teacher, _ = load_model(str(recipe.model), head)
     except UserError as error:
-        if evaluation.task.kind in LABEL_FREE:
+        if evaluation.task.label_free:
             raise UserError(
                 f"{evaluation.task.name} is measured against the full-precision model. {error.problem}",
                 "say where that model is now: --model PATH",

@@ -21,10 +21,11 @@ from mrem_deploy.batching import Encoded, sorted_batches
 from mrem_deploy.config import Recipe
 from mrem_deploy.errors import UserError
 from mrem_deploy.evaluate import Predictor, RelativeErrors, layers_of, predict
+from mrem_deploy.judging import AGREEMENTS
 from mrem_deploy.loading import longest_input
 from mrem_deploy.models import carve
 from mrem_deploy.runtime import Census, census, feed, onnx_predictor, open_session, require, with_outputs
-from mrem_deploy.scoring import AGREEMENTS, BATCH_SIZE, FULL_PRECISION, MODELS, ONNX, QUANTIZED, Evaluation
+from mrem_deploy.scoring import BATCH_SIZE, FULL_PRECISION, MODELS, ONNX, QUANTIZED, Evaluation
 
 FORMAT = 1
 TOLD = {FULL_PRECISION: "full precision", QUANTIZED: "torch quantized", ONNX: "ONNX"}

@@ -142,9 +142,19 @@ def test_the_original_release_of_mnli(tmp_path: Path) -> None:
 
 def test_official_metrics_of_the_paper() -> None:
     others = {name: task.metric for name, task in TASKS.items() if task.metric != "accuracy"}
-    by_token = {"token-classification": "agreement", "question-answering": "agreement"}
-    assert others == {"cola": "matthews", "stsb": "spearman", "feature-extraction": "cosine", **by_token}
-    assert len(TASKS) == 12
+    assert others == {
+        "cola": "matthews",
+        "stsb": "spearman",
+        "feature-extraction": "cosine",
+        "token-classification": "f1",
+        "question-answering": "agreement",
+        "squad": "f1",
+        "squad_v2": "f1",
+    }
+    bare = TASKS["token-classification"].without_labels
+    assert bare is not None
+    assert (bare.metric, bare.label_free) == ("agreement", True)
+    assert len(TASKS) == 14
 
 
 @pytest.mark.parametrize(

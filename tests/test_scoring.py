@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_job import DEV, POSITIONS, save_model, sentences, write_jsonl
 
-from mrem_deploy import loading, scoring, validation
+from mrem_deploy import judging, loading, scoring, validation
 from mrem_deploy.config import Recipe
 from mrem_deploy.data import open_task
 from mrem_deploy.errors import UserError
@@ -90,6 +90,22 @@ def test_every_kind_of_task(task: str, tmp_path: Path, monkeypatch: pytest.Monke
         assert accuracy[ONNX] == pytest.approx(other[measure])  # agreement is their metric
 
 
+@pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering"])
+def test_full_precision_is_asked_once(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of tokens differ in length and are kept joined: they must come back apart."""
+    monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
+    evaluation, model = evaluation_of(task, tmp_path)
+    evaluation.ask_full_precision(model)
+    first = evaluation.splits["dev"].answers[FULL_PRECISION]
+    evaluation.ask(QUANTIZED, torch_predictor(model))
+    assert all(map(np.array_equal, first, evaluation.splits["dev"].answers[QUANTIZED]))
+    monkeypatch.setattr(scoring, "torch_predictor", lambda _: pytest.fail("asked again"))
+    evaluation.ask_full_precision(model)
+    again = evaluation.splits["dev"].answers[FULL_PRECISION]
+    assert len(again) == DEV
+    assert all(map(np.array_equal, first, again))
+
+
 def test_answers_of_a_class_counted_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
     evaluation, model = evaluation_of("text-classification", tmp_path)
@@ -115,7 +131,7 @@ def test_how_sure_a_change_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     expected = paired_accuracy_error(dev["lost"], dev["gained"], DEV)
     # 2,000 resamples know a standard deviation to 1.6%
     assert dev["change"]["accuracy"]["standard_error"] == pytest.approx(expected, rel=0.08)
-    monkeypatch.setattr(scoring, "paired_bootstrap", lambda *args, **options: pytest.fail("once more"))
+    monkeypatch.setattr(judging, "paired_bootstrap", lambda *args, **options: pytest.fail("once more"))
     assert evaluation.accuracy()["splits"]["dev"]["change"] == dev["change"]
 
 

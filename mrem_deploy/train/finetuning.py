@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from mrem_deploy.batching import BatchSchedule, Encoded
 from mrem_deploy.errors import UserError
+from mrem_deploy.models import model_outputs
 from mrem_deploy.progress import bar
 from mrem_deploy.train.checkpoint import CheckpointStore, flatten_optimizers, restore_optimizers
 
@@ -59,10 +60,25 @@ def learning_rate(step: int, settings: LoopSettings) -> float:
 
 
 def task_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy for classes (int64 labels), squared error for scores (float labels)."""
+    """Cross-entropy for classes of texts or tokens (int64 labels), squared error for scores (float labels).
+
+    Labels of tokens, (B, T), may be wider than the batch; −100 among them does not count.
+    """
     if labels.is_floating_point():
         return F.mse_loss(logits.squeeze(-1), labels)
+    if logits.dim() == 3:
+        return F.cross_entropy(logits.transpose(1, 2), labels[:, : logits.shape[1]])
     return F.cross_entropy(logits, labels)
+
+
+def span_loss(start: torch.Tensor, end: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Of reading comprehension: the mean of the cross-entropies of start and end; labels (B, 2)."""
+    return (F.cross_entropy(start, labels[:, 0]) + F.cross_entropy(end, labels[:, 1])) / 2
+
+
+def batch_loss(outputs: list[torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
+    """Of a model's outputs, as `models.model_outputs` gives them."""
+    return task_loss(outputs[0], labels) if len(outputs) == 1 else span_loss(outputs[0], outputs[1], labels)
 
 
 def train_on_labels(
@@ -72,7 +88,7 @@ def train_on_labels(
     settings: LoopSettings,
     store: CheckpointStore | None = None,
 ) -> LoopLog:
-    """Fine-tune the model in place; `labels` are the model's own indices, or scores."""
+    """Fine-tune the model in place; `labels` are what `batch_loss` wants, a row for each example."""
     device = next(model.parameters()).device
     schedule = BatchSchedule(encoded.lengths, settings.batch_size, settings.seed)
     # The fused update makes no temporaries the size of the embedding table: a third of the time.
@@ -88,7 +104,7 @@ def train_on_labels(
                 group["lr"] = learning_rate(step, settings)
             indices = schedule.at(step)
             batch = {name: value.to(device) for name, value in encoded.batch(indices).items()}
-            loss = task_loss(model(**batch).logits, labels[indices].to(device))
+            loss = batch_loss(model_outputs(model(**batch)), labels[indices].to(device))
             losses.append(_finite(loss.item(), step))
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
