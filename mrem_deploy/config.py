@@ -26,7 +26,9 @@ from mrem_deploy.qlayers import QuantSpec
 from mrem_deploy.quantizers import WEIGHT_QUANTIZERS
 from mrem_deploy.tasks import defaults_of
 
-METHODS = ("mrem-s", "mrem-p", "rem", "ptq")
+METHODS = ("mrem-s", "mrem-p", "rem", "ptq", "qat")
+SENSITIVITIES = ("error", "hessian")
+AUTO = "auto"
 CURVATURES = ("identity", "adam")
 BY_TASK = ("steps", "lr", "max_length")  # their defaults are in tasks.Defaults, filled in on construction
 
@@ -48,7 +50,15 @@ class Recipe:
     )
     data: str | None = option(None, "folder, file or hub id of the task's data")
     out: str | None = option(None, "folder for the result; replaced as a whole when the run succeeds")
-    bits: str = option("4-4-8", "W-E-A: weights 2/3/4/8, embeddings 2/4/8, activations 4/8; 32 leaves it")
+    bits: str = option(
+        "4-4-8",
+        "W-E-A: weights 2/3/4/8, embeddings 2/4/8, activations 4/8; 32 leaves it. auto-A: weights and "
+        "embeddings of 2/4/8 bits each, by sensitivity, to fit --budget-mb (auto is auto-8)",
+    )
+    budget_mb: float = option(0.0, "bits auto: MiB that the packed model may take, scales and all")
+    sensitivity: str = option(
+        "error", "bits auto: what tells how much a layer suffers from few bits", SENSITIVITIES
+    )
     method: str = option("mrem-s", "how the quantized model is trained", METHODS)
     modules: str = option("4", "number of modules, or the first block of each but the first: 3,6,9")
     steps: int = option(
@@ -88,6 +98,20 @@ class Recipe:
     workers: int = option(0, "mrem-p: processes; 0: one per module, at most one per GPU or CPU core")
     max_restarts: int = option(3, "mrem-p: times that all workers are started again after one died")
     worker_timeout: int = option(600, "mrem-p: seconds to wait for another worker before giving up")
+    train_size: int = option(
+        0, "qat: train on that many random sentences only; 0: on the whole training split"
+    )
+    qat_epochs: str = option(
+        "3+3", "qat: epochs of distilling the layers, then of distilling the predictions"
+    )
+    qat_lr: float = option(
+        1e-4,
+        "qat: learning rate of weights, decays linearly in each stage; 2e-5 to 5e-5 for epochs of much data",
+    )
+    qat_evals: int = option(
+        1, "qat: scores on the evaluation split per epoch of the second stage, to choose by"
+    )
+    accumulate: int = option(1, "qat: micro-batches that --batch-size is split into, to save memory")
     init_batches: int = option(8, "batches watched to initialise the step sizes")
     checkpoint_steps: int = option(250, "steps between checkpoints; 0: at module boundaries only")
     cache_dir: str | None = option(None, "folder for cached activations that exceed --max-memory")
@@ -109,28 +133,44 @@ class Recipe:
     )
 
     def __post_init__(self) -> None:
+        if self.method == "gobo":
+            raise UserError(
+                "GOBO maps weights to values that lie on no grid: they can be neither packed nor exported",
+                "it is a row of comparisons only, made in torch by mrem_deploy.gobo.gobo_model",
+            )
         defaults = defaults_of(self.task)
         for name in BY_TASK:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(defaults, name))
-        parse_bits(self.bits)
         parse_modules(self.modules)
+        parse_epochs(self.qat_epochs)
         _check_quantizer(self)
-        for name in ("method", "weight_quantizer", "curvature", "kernels"):
+        _check_budget(self)
+        for name in ("method", "weight_quantizer", "curvature", "sensitivity", "kernels"):
             choices = _field(name).metadata["choices"]
             if getattr(self, name) not in choices:
                 raise _bad(name, f"one of {', '.join(choices)}", getattr(self, name))
-        for name in ("steps", "calib_size", "batch_size", "init_batches", "staleness", "worker_timeout"):
+        for name in ("steps", "calib_size", "batch_size", "init_batches", "staleness", "worker_timeout",
+                     "qat_evals", "accumulate"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise _bad(name, "at least 1", getattr(self, name))
-        for name in ("seed", "checkpoint_steps", "threads", "eval_size", "workers", "max_restarts"):
+        for name in ("seed", "checkpoint_steps", "threads", "eval_size", "workers", "max_restarts",
+                     "train_size"):  # fmt: skip
             if getattr(self, name) < 0:
                 raise _bad(name, "0 or more", getattr(self, name))
+        for name, unset in (("train_size", 0), ("accumulate", 1)):
+            if getattr(self, name) != unset and self.method != "qat":
+                raise UserError(
+                    f"--{name.replace('_', '-')} is for --method qat; the method is {self.method}",
+                    "leave it out; --calib-size and --batch-size hold for the other methods",
+                )
         if self.max_length < 3:
             raise _bad("max_length", "at least 3 (a token between the two special ones)", self.max_length)
         if not 0 <= self.teacher_forcing <= 1:
             raise _bad("teacher_forcing", "a share between 0 and 1", self.teacher_forcing)
-        for name in ("lr", "step_lr"):
+        if self.method == "qat" and self.lr != defaults.lr:
+            raise UserError("--lr is for the other methods", "give --qat-lr: a whole model needs a lower one")
+        for name in ("lr", "step_lr", "qat_lr"):
             if not 0 < getattr(self, name) < 1:
                 raise _bad(name, "a number between 0 and 1", getattr(self, name))
         if self.max_memory is not None:
@@ -138,11 +178,29 @@ class Recipe:
 
     @property
     def spec(self) -> QuantSpec:
-        weights, embeddings, activations = parse_bits(self.bits)
+        """What the layers need. With bits `auto` weights stay full precision until they are chosen."""
+        weights, embeddings, activations = self._widths
         return QuantSpec(
             weights, embeddings, activations, self.per_channel, self.symmetric,
             self.weight_quantizer, self.curvature, self.keep_fp,
         )  # fmt: skip
+
+    @property
+    def chooses_bits(self) -> bool:
+        """Whether the bits of every layer are to be chosen under a budget."""
+        return str(self.bits).partition("-")[0] == AUTO
+
+    @property
+    def _widths(self) -> tuple[int, int, int]:
+        if not self.chooses_bits:
+            return parse_bits(self.bits)
+        activations = str(self.bits).removeprefix(AUTO) or "-8"
+        if not activations[1:].isdecimal():
+            raise UserError(
+                f"--bits {AUTO} may be followed by the bits of activations only; got {self.bits!r}",
+                "write --bits auto, auto-8 or auto-4",
+            )
+        return parse_bits(f"{FULL_PRECISION}-{FULL_PRECISION}{activations}")
 
     def identity(self) -> dict[str, Any]:
         """What decides the quantized model: a resumed run must agree in all of it.
@@ -196,9 +254,34 @@ def parse_bits(text: str) -> tuple[int, int, int]:
 
 def _check_quantizer(recipe: Recipe) -> None:
     """TWN has two bits; the others need a grid of more than three codes to be worth it."""
-    bits = parse_bits(recipe.bits)[0]
+    bits = AUTO if recipe.chooses_bits else recipe.spec.weight_bits
     if recipe.weight_quantizer == "twn" and bits not in (2, FULL_PRECISION):
         raise UserError(f"--weight-quantizer twn is for 2-bit weights; got {bits}", "use laq or uniform")
+
+
+def _check_budget(recipe: Recipe) -> None:
+    """A budget and bits to choose go together."""
+    if not 0 <= recipe.budget_mb < float("inf"):
+        raise _bad("budget_mb", "a size in MiB", recipe.budget_mb)
+    if recipe.chooses_bits and not recipe.budget_mb:
+        raise UserError(
+            f"--bits {recipe.bits} needs a size to keep to", "give one in MiB, such as --budget-mb 12"
+        )
+    if recipe.budget_mb and not recipe.chooses_bits:
+        raise UserError(
+            f"--budget-mb has no say over --bits {recipe.bits}", "leave it out, or give --bits auto"
+        )
+
+
+def parse_epochs(text: str) -> tuple[float, float]:
+    """'3+3' → (3.0, 3.0); one of the stages may be left out by 0."""
+    try:
+        first, second = (float(part) for part in str(text).split("+"))
+    except ValueError:
+        first = second = float("nan")
+    if not (0 <= first < 1000 and 0 <= second < 1000 and first + second > 0):
+        raise _bad("qat_epochs", "epochs of both stages, such as 3+3 or 0.5+1", text)
+    return first, second
 
 
 def parse_modules(text: str) -> int | list[int]:

@@ -20,8 +20,10 @@ from mrem_deploy.squad_data import Questions
 from mrem_deploy.tagging import TaggedTexts, TaggedTokens
 from mrem_deploy.tasks import Task
 from mrem_deploy.texts import Texts
+from mrem_deploy.uncertainty import paired_bootstrap
 
 Outputs = Sequence[np.ndarray]
+Changes = dict[str, dict[str, float]]
 # How alike two models answer, in percent; the first number of each is the one to quote.
 AGREEMENTS: dict[str, Callable[[Outputs, Outputs], dict[str, float]]] = {
     "classification": metrics.class_agreement,
@@ -33,7 +35,11 @@ AGREEMENTS: dict[str, Callable[[Outputs, Outputs], dict[str, float]]] = {
 
 
 class Judge(Protocol):
-    """`paired` is the metric that `right` takes the mean of, for the answers that quantization changed."""
+    """`paired` is the metric that `right` takes the mean of, for the answers that quantization changed.
+
+    `change` gives, by metric, now − was with its standard error and interval, by resampling the examples;
+    nothing for metrics of which that is not known.
+    """
 
     paired: str
 
@@ -42,6 +48,8 @@ class Judge(Protocol):
     def right(self, rows: Outputs) -> np.ndarray | None: ...
 
     def agreement(self, one: Outputs, other: Outputs) -> dict[str, float]: ...
+
+    def change(self, was: Outputs, now: Outputs) -> Changes: ...
 
 
 def judge_for(task: Task, texts: Texts, encoded: Encoded, config: PretrainedConfig) -> Judge:
@@ -71,6 +79,9 @@ class Comparison:
     def agreement(self, one: Outputs, other: Outputs) -> dict[str, float]:
         return self._measure(one, other)
 
+    def change(self, was: Outputs, now: Outputs) -> Changes:
+        return {}
+
 
 class LabelJudge:
     """Classes and scores of whole texts."""
@@ -91,6 +102,18 @@ class LabelJudge:
 
     def agreement(self, one: Outputs, other: Outputs) -> dict[str, float]:
         return AGREEMENTS[self._task.kind](one, other)
+
+    def change(self, was: Outputs, now: Outputs) -> Changes:
+        if len(self._labels) < 2:
+            return {}
+        (truth, before, positive), (_, after, _) = (
+            metrics.truth_and_guess(self._task, np.stack(rows), self._labels, self._order)
+            for rows in (was, now)
+        )
+        return {
+            name: paired_bootstrap(name, before, after, truth, positive=positive).in_points()
+            for name in (self._task.metric, *self._task.also)
+        }
 
 
 class QuestionJudge:
@@ -122,6 +145,12 @@ class QuestionJudge:
 
     def right(self, rows: Outputs) -> np.ndarray:
         return self.per_question(rows)["exact"] == 1.0
+
+    def change(self, was: Outputs, now: Outputs) -> Changes:
+        before, after = self.per_question(was), self.per_question(now)
+        if len(self._truths) < 2:
+            return {}
+        return {name: paired_bootstrap("mean", before[name], after[name]).in_points() for name in before}
 
     def agreement(self, one: Outputs, other: Outputs) -> dict[str, float]:
         """The share of questions that both models answer with the same text, or both with none."""
@@ -172,3 +201,6 @@ class TagJudge:
             for a, b in zip(*pair, strict=True)
         ]
         return {"agreement": 100.0 * float(np.mean(same))}
+
+    def change(self, was: Outputs, now: Outputs) -> Changes:
+        return {}  # entities are scored over all sentences at once, for which no fast resampling is here

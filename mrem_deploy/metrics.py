@@ -26,18 +26,25 @@ def score(
     predictions: the model's outputs, (N, C) logits, or (N,) or (N, 1) scores of a regression.
     labels: as in the data; `order` (from `data.label_order`) gives each label's column in the logits.
     """
+    truth, guess, positive = truth_and_guess(task, predictions, labels, order)
+    return {name: 100.0 * METRICS[name](truth, guess, positive) for name in (task.metric, *task.also)}
+
+
+def truth_and_guess(
+    task: Task, predictions: np.ndarray, labels: np.ndarray, order: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """One value per example, as every metric takes them: the classes (or scores) that are right, those that
+    were given, and the class that F1 is about. The arguments are those of `score`."""
     predictions = np.asarray(predictions, dtype=np.float64)
     if len(predictions) != len(labels) or len(labels) == 0:
         raise ValueError(f"expected as many predictions as labels, got {len(predictions)} and {len(labels)}")
     if not np.isfinite(predictions).all():
         raise ValueError(f"{int((~np.isfinite(predictions)).sum())} predictions are not finite numbers")
     if task.kind == "regression":
-        truth, guess, positive = np.asarray(labels, dtype=np.float64), predictions.reshape(len(labels)), 1
-    else:
-        order = np.arange(predictions.shape[1]) if order is None else order
-        # F1 needs to know where the model keeps the last label of the data: "duplicate", "equivalent".
-        truth, guess, positive = order[labels], predictions.argmax(axis=1), int(order[-1])
-    return {name: 100.0 * METRICS[name](truth, guess, positive) for name in (task.metric, *task.also)}
+        return np.asarray(labels, dtype=np.float64), predictions.reshape(len(labels)), 1
+    order = np.arange(predictions.shape[1]) if order is None else order
+    # F1 needs to know where the model keeps the last label of the data: "duplicate", "equivalent".
+    return order[labels], predictions.argmax(axis=1), int(order[-1])
 
 
 def agreement(

@@ -6,7 +6,7 @@ renderer's duty, at the moment of writing. A number that is missing, None or NaN
 
 What a reader would get wrong: the ± of a change. Both models answer the same examples, so where the result
 counts the answers that changed, the paired error is used; without the counts, the independent one, which
-is larger. Paired, with b answers lost and c gained of n: sqrt(b + c − (b − c)²/n) / n.
+is larger. Metrics other than accuracy have theirs from a paired bootstrap. `uncertainty.py` has the formulas.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import yaml
+
+from mrem_deploy.tables import Table, md, md_table
+from mrem_deploy.uncertainty import accuracy_error, paired_accuracy_error
 
 NONE = "—"
 METRIC_NAMES = {
@@ -54,18 +57,6 @@ inputs = {entry.name: tokens[entry.name].astype(np.int64) for entry in session.g
 print(dict(zip([entry.name for entry in session.get_outputs()], session.run(None, inputs))))
 """
 _GLUE = ("mnli", "qqp", "qnli", "sst2", "cola", "stsb", "mrpc", "rte")
-
-
-@dataclass(frozen=True)
-class Table:
-    """Plain cells. The first `text_columns` are words, the others figures; `long` ones may be folded away."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    note: str = ""
-    long: bool = False
-    text_columns: int = 1
 
 
 @dataclass(frozen=True)
@@ -125,12 +116,6 @@ def summarise(metrics: Mapping[str, Any]) -> Summary:
     return Summary(f"{model} · {task} · {bits}", sentence, verdict, tiles, _score_table(accuracy))
 
 
-def accuracy_error(score: float, examples: float) -> float:
-    """Binomial standard error, in points, of an accuracy in percent: 100·sqrt(p(1 − p)/n)."""
-    p = min(max(score / 100, 0.0), 1.0)
-    return 100 * math.sqrt(p * (1 - p) / examples)
-
-
 def change_error(split: Mapping[str, Any]) -> float | None:
     """Standard error of the change in accuracy (or the `paired` metric) of one split, in points, if known."""
     n, metric = split.get("examples"), split.get("paired", "accuracy")
@@ -139,16 +124,25 @@ def change_error(split: Mapping[str, Any]) -> float | None:
         return None
     lost, gained = (split.get(key) for key in ("lost", "gained"))
     if is_number(lost) and is_number(gained):
-        return 100 * math.sqrt(max(lost + gained - (lost - gained) ** 2 / n, 0.0)) / n
+        return paired_accuracy_error(lost, gained, n)
     return math.hypot(accuracy_error(full, n), accuracy_error(quantized, n))
+
+
+def resampled_error(split: Mapping[str, Any], metric: str) -> float | None:
+    """Standard error of the change in any metric of one split, where it was resampled."""
+    found = ((split.get("change") or {}).get(metric) or {}).get("standard_error")
+    return float(found) if is_number(found) else None
 
 
 def headline_error(accuracy: Mapping[str, Any]) -> tuple[float | None, int | None]:
     """± of the headline's change and the examples behind it: those of the split the headline quotes,
     or of all of them together where it is their mean."""
-    splits = list((accuracy.get("splits") or {}).values())
-    if accuracy.get("metric") != "accuracy" or not splits:
+    splits, metric = list((accuracy.get("splits") or {}).values()), str(accuracy.get("metric"))
+    if not splits:
         return None, None
+    if metric != "accuracy":
+        error = resampled_error(splits[0], metric)
+        return error, None if error is None else int(splits[0]["examples"])
     quoted = [split for split in splits if _score_of(split.get("quantized")) == accuracy.get("quantized")]
     chosen = quoted[:1] or splits
     errors = [change_error(split) for split in chosen]
@@ -264,16 +258,18 @@ def _hub_scores(accuracy: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]
 
 
 def _score_table(accuracy: Mapping[str, Any]) -> Table:
-    rows, paired, bounds = [], False, False
+    rows, paired, bounds, resampled = [], False, False, False
     has_onnx = any("onnx" in content for content in (accuracy.get("splits") or {}).values())
     for split, content in (accuracy.get("splits") or {}).items():
         n = content.get("examples")
         full, quantized = content.get("full_precision") or {}, content.get("quantized") or {}
         for metric in dict.fromkeys(name for name in (*full, *quantized) if not name.endswith("_thresh")):
-            error = change_error(content) if metric == content.get("paired", "accuracy") else None
-            if error is not None:
+            counted = change_error(content) if metric == content.get("paired", "accuracy") else None
+            if counted is not None:
                 paired, bounds = paired or is_number(content.get("lost")), True
-            own = f" ± {accuracy_error(quantized[metric], n):.1f}" if error is not None else ""
+            own = f" ± {accuracy_error(quantized[metric], n):.1f}" if counted is not None else ""
+            error = resampled_error(content, metric) if counted is None else counted
+            resampled = resampled or (counted is None and error is not None)
             rows.append(
                 (
                     str(split),
@@ -295,6 +291,8 @@ def _score_table(accuracy: Mapping[str, Any]) -> Table:
             else "for the change as if the two models had answered different examples, which overstates it"
         )
         note += f" ± is one standard error from sampling the examples (binomial; {how})."
+    if resampled:
+        note += " Of other metrics the change's ± is a paired bootstrap's standard error."
     if has_onnx:
         note += " ONNX is the exported model in onnxruntime; the change is that of the model in torch."
     column = ("ONNX",) if has_onnx else ()
@@ -384,6 +382,8 @@ def bits_text(metrics: Mapping[str, Any]) -> str:
 def bits_words(bits: str) -> str:
     """ "4-4-8" in words."""
     widths = bits.split("-")
+    if widths[0] == "auto":
+        return f"bits chosen layer by layer, {widths[1] if len(widths) > 1 else '8'}-bit activations"
     if len(widths) != 3:
         return f"{bits} bits"
     parts = zip(widths, ("weights", "word embeddings", "activations"), strict=True)
@@ -428,21 +428,3 @@ def _config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-# Markdown.
-
-
-def md(text: str) -> str:
-    """`text` literally: nothing in it becomes markup, a link or a table cell."""
-    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    text = re.sub(r"([\\`*\[\]|#~$])", r"\\\1", text)
-    return re.sub(r"(?<!\w)_|_(?!\w)", r"\_", text)
-
-
-def md_table(table: Table) -> str:
-    figures = 0 if len(table.header) == 2 else len(table.header) - table.text_columns
-    rules = [" --- "] * (len(table.header) - figures) + [" ---: "] * figures
-    lines = ["| " + " | ".join(md(cell) or " " for cell in row) + " |" for row in (table.header, *table.rows)]
-    lines.insert(1, "|" + "|".join(rules) + "|")
-    return "\n".join(lines) + (f"\n\n{md(table.note)}" if table.note else "")

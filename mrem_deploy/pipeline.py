@@ -6,6 +6,8 @@ from __future__ import annotations
 import copy
 import os
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,8 @@ from mrem_deploy.checks import (
     check_out,
     check_workers,
 )
-from mrem_deploy.config import Recipe, module_count, parse_megabytes, parse_modules
-from mrem_deploy.data import Columns, open_task, sample
+from mrem_deploy.config import Recipe, module_count, parse_epochs, parse_megabytes, parse_modules
+from mrem_deploy.data import Columns, TaskData, open_task, sample
 from mrem_deploy.errors import UserError
 from mrem_deploy.evaluate import layer_errors
 from mrem_deploy.files import atomic_folder, write_json, write_text
@@ -34,21 +36,26 @@ from mrem_deploy.history import write_history
 from mrem_deploy.initialise import initial_steps
 from mrem_deploy.loading import load_model
 from mrem_deploy.memory import keep_large_blocks
+from mrem_deploy.mixed import choose_bits
 from mrem_deploy.partition import module_cuts
 from mrem_deploy.progress import say
-from mrem_deploy.qlayers import activation_points, insert_quantizers, prepare
+from mrem_deploy.qlayers import QuantSpec, activation_points, insert_quantizers, prepare
 from mrem_deploy.report import write_report
-from mrem_deploy.scoring import Evaluation, evaluate, weights_digest
+from mrem_deploy.scoring import Evaluation, evaluate, judge_of, weights_digest
 from mrem_deploy.train import launch
 from mrem_deploy.train.checkpoint import CheckpointStore
 from mrem_deploy.train.crew import Crew
 from mrem_deploy.train.held import share_steps
 from mrem_deploy.train.mrem import TrainSettings
 from mrem_deploy.train.parallel import ParallelSettings, train_parallel
+from mrem_deploy.train.qat import QatSettings, train_qat
 from mrem_deploy.train.rem import train_rem
 from mrem_deploy.train.sequential import CacheSettings, TrainLog, train_sequential
 
 ERROR_BATCHES = 4  # batches over which the error per layer is measured, before and after training
+BITS_CHECKPOINT = "bits"
+SENSITIVITY_BATCHES = 4  # batches over which bits per layer are weighed against each other
+MIXED_NOTES = ("budget_mb", "planned_mb", "sensitivity")  # for the manifest, which has the bits already
 METRICS_FORMAT = 1
 
 
@@ -100,7 +107,8 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
     calibration = sample(encode(tokenizer, texts, recipe.max_length), recipe.calib_size, recipe.seed)
     check_labels(task_data, texts, teacher)
     teacher.to(device).requires_grad_(False)
-    store = _open_store(crew, out, _identity(recipe, calibration, teacher), resume)
+    training = _training_set(recipe, task_data, tokenizer) if recipe.method == "qat" else None
+    store = _open_store(crew, out, _identity(recipe, calibration, teacher, training), resume)
     if resume:
         say(
             "continuing the interrupted run" if store.resumed else "no interrupted run found; starting afresh"
@@ -108,13 +116,20 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
 
     with environment.PeakMemory(device) as memory:
         train_started, cpu_started = time.perf_counter(), time.process_time()
-        student = make_student(teacher, recipe, calibration, crew)
+        mixed = _chosen_bits(teacher, recipe, calibration, store, crew) if recipe.chooses_bits else None
+        layer_bits = tuple(mixed["layers"].items()) if mixed else ()
+        spec = replace(recipe.spec, layer_bits=layer_bits)
+        student = make_student(teacher, recipe, calibration, crew, spec)
         probe = [
             BatchSchedule(calibration.lengths, recipe.batch_size, recipe.seed).at(i)
             for i in range(ERROR_BATCHES)
         ]
         before = layer_errors(teacher, student, calibration, probe) if crew.leads else {}
-        log = train(teacher, student, recipe, calibration, store, crew)
+        if training is not None:
+            judge = judge_of(recipe, task_data, tokenizer, teacher)
+            log = train_qat(teacher, student, training, _qat_settings(recipe), judge, store)
+        else:
+            log = train(teacher, student, recipe, calibration, store, crew)
         train_seconds = time.perf_counter() - train_started + store.earlier_seconds
         cpu_seconds = time.process_time() - cpu_started
         own_cost = {"peak_memory_mb": memory.mb, "cpu_seconds": cpu_seconds}
@@ -135,6 +150,7 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
         "bits": recipe.bits,
         "method": recipe.method,
         "task": recipe.task,
+        **({"mixed_precision": {key: mixed[key] for key in MIXED_NOTES}} if mixed else {}),
     }
     quantized = build(frozen).to(device)
     evaluation = evaluate(recipe, task_data, tokenizer, teacher, quantized)
@@ -166,6 +182,16 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
             "teacher_forcing_steps": log.forcing_steps,
             "ages": {name: sorted(counted.items()) for name, counted in log.ages.items()},
         }
+    if mixed:
+        result["mixed_precision"] = mixed
+    if training is not None:
+        result["qat"] = {
+            "epochs": list(parse_epochs(recipe.qat_epochs)),
+            "training_samples": min(recipe.train_size or len(task_data.train()), len(task_data.train())),
+            "training_split": len(task_data.train()),
+            "training_windows": len(training),  # more than samples where texts are cut into several
+            "chosen_on_the_evaluation_split": log.choice or None,
+        }
     errors = {"layers": list(before), "before": list(before.values()), "after": list(after.values())}
     with atomic_folder(out) as folder:
         save(folder, frozen, tokenizer, recipe)
@@ -185,27 +211,55 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
 
 
 def make_student(
-    teacher: PreTrainedModel, recipe: Recipe, calibration: Encoded, crew: Crew | None = None
+    teacher: PreTrainedModel,
+    recipe: Recipe,
+    calibration: Encoded,
+    crew: Crew | None = None,
+    spec: QuantSpec | None = None,
 ) -> PreTrainedModel:
     """The fake-quant model with initialised step sizes; prepares the teacher as well.
 
-    The workers of a crew search a share of the step sizes each; all get all of them.
+    The workers of a crew search a share of the step sizes each; all get all of them. `spec` is the
+    recipe's, unless bits per layer were chosen.
     """
-    crew = crew or Crew()
+    crew, spec = crew or Crew(), spec or recipe.spec
     device = next(teacher.parameters()).device
     found = prepare(teacher)
-    schedule = BatchSchedule(calibration.lengths, recipe.batch_size, recipe.seed)
-    batches = (
-        {k: v.to(device) for k, v in calibration.batch(schedule.at(i)).items()}
-        for i in range(recipe.init_batches)
-    )
+    batches = _first_batches(recipe, calibration, device, recipe.init_batches)
     say(f"initialising step sizes on {recipe.init_batches} batches")
-    share = list(activation_points(found, recipe.spec))[crew.rank :: crew.world]
-    own = initial_steps(teacher, found, recipe.spec, batches, share)
+    share = list(activation_points(found, spec))[crew.rank :: crew.world]
+    own = initial_steps(teacher, found, spec, batches, share)
     steps = share_steps(crew, own)
     student = copy.deepcopy(teacher)
-    insert_quantizers(student, recipe.spec, steps)
+    insert_quantizers(student, spec, steps)
     return student.requires_grad_(True).to(device)
+
+
+def _first_batches(
+    recipe: Recipe, calibration: Encoded, device: torch.device, count: int
+) -> Iterator[dict[str, torch.Tensor]]:
+    schedule = BatchSchedule(calibration.lengths, recipe.batch_size, recipe.seed)
+    for i in range(count):
+        yield {name: value.to(device) for name, value in calibration.batch(schedule.at(i)).items()}
+
+
+def _chosen_bits(
+    teacher: PreTrainedModel, recipe: Recipe, calibration: Encoded, store: CheckpointStore, crew: Crew
+) -> dict[str, Any]:
+    """The bits of every layer under the recipe's budget; of a crew the leader measures for all.
+
+    They are kept as a checkpoint: chosen anew, near equals might change places, and no weights would fit.
+    """
+    kept = store.notes(BITS_CHECKPOINT) if crew.leads else None
+    chosen = kept["chosen"] if kept else None
+    if crew.leads and chosen is None:
+        say(f"choosing bits per layer for {recipe.budget_mb:g} MiB")
+        batches = list(
+            _first_batches(recipe, calibration, next(teacher.parameters()).device, SENSITIVITY_BATCHES)
+        )
+        chosen = choose_bits(teacher, recipe.spec, batches, recipe.budget_mb, recipe.sensitivity, recipe.seed)
+        store.save(BITS_CHECKPOINT, {}, {"chosen": chosen})
+    return crew.exchange("the bits of every layer", chosen, patient=True)[0]
 
 
 def train(
@@ -217,7 +271,7 @@ def train(
     crew: Crew | None = None,
 ) -> TrainLog:
     """Train the student in place by the recipe's method; of a crew, on rank 0."""
-    settings = TrainSettings(recipe.steps, recipe.lr, recipe.step_lr, recipe.batch_size, recipe.seed)
+    settings = _train_settings(recipe)
     cache = CacheSettings(_memory_budget(recipe), Path(recipe.cache_dir) if recipe.cache_dir else None)
     if recipe.method == "mrem-s":
         cuts = module_cuts(teacher, parse_modules(recipe.modules))
@@ -328,9 +382,29 @@ def _memory_budget(recipe: Recipe) -> float:
     return psutil.virtual_memory().available / MEBIBYTE / 2
 
 
-def _identity(recipe: Recipe, calibration: Encoded, teacher: PreTrainedModel) -> dict[str, Any]:
-    return {
+def _train_settings(recipe: Recipe) -> TrainSettings:
+    return TrainSettings(recipe.steps, recipe.lr, recipe.step_lr, recipe.batch_size, recipe.seed)
+
+
+def _qat_settings(recipe: Recipe) -> QatSettings:
+    return QatSettings(
+        replace(_train_settings(recipe), lr=recipe.qat_lr), parse_epochs(recipe.qat_epochs),
+        recipe.accumulate, recipe.qat_evals, recipe.checkpoint_steps,
+    )  # fmt: skip
+
+
+def _training_set(recipe: Recipe, task_data: TaskData, tokenizer: Any) -> Encoded:
+    """All of the training split for QAT, or what --train-size leaves of it. Its labels are not read."""
+    texts = task_data.train()
+    return encode(tokenizer, sample(texts, recipe.train_size or len(texts), recipe.seed), recipe.max_length)
+
+
+def _identity(
+    recipe: Recipe, calibration: Encoded, teacher: PreTrainedModel, training: Encoded | None = None
+) -> dict[str, Any]:
+    identity = {
         **recipe.identity(),
         "calibration data": calibration.digest(),
         "model weights": weights_digest(teacher),
     }
+    return identity if training is None else {**identity, "training data": training.digest()}

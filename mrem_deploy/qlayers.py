@@ -43,9 +43,26 @@ class QuantSpec:
     weight_quantizer: str = "auto"
     curvature: str = "identity"
     keep_fp: tuple[str, ...] = ()
+    layer_bits: tuple[tuple[str, int], ...] = ()  # of layers that do not have the bits above
 
     def keeps(self, name: str) -> bool:
         return any(fnmatch.fnmatch(name, pattern) for pattern in self.keep_fp)
+
+    def bits_of(self, name: str, usual: int) -> int:
+        """Bits of one layer's weight: its own where it has any, else the `usual` ones of its kind."""
+        return FULL_PRECISION if self.keeps(name) else dict(self.layer_bits).get(name, usual)
+
+    def weight_quantizer_of(self, name: str, weight: torch.Tensor) -> nn.Module:
+        """The quantizer of a linear's weight; the identity where it stays full precision."""
+        bits = self.bits_of(name, self.weight_bits)
+        if bits == FULL_PRECISION:
+            return nn.Identity()
+        return make_weight_quantizer(weight, bits, self.per_channel, self.weight_quantizer, self.curvature)
+
+    def embedding_quantizer_of(self, name: str, weight: torch.Tensor) -> nn.Module:
+        """The same for the word embedding, which is always quantized per row."""
+        bits = self.bits_of(name, self.embedding_bits)
+        return nn.Identity() if bits == FULL_PRECISION else make_weight_quantizer(weight, bits, per_row=True)
 
 
 class QuantLinear(nn.Module):
@@ -217,11 +234,7 @@ def insert_quantizers(model: PreTrainedModel, spec: QuantSpec, steps: dict[str, 
         shared = steps.get(f"{owner}.input_quantizer") if owner else None
         step = nn.Identity() if owner else steps.get(f"{name}.input_quantizer", nn.Identity())
         linear = model.get_submodule(name)
-        quantizer: nn.Module = nn.Identity()
-        if spec.weight_bits != FULL_PRECISION:
-            quantizer = make_weight_quantizer(
-                linear.weight, spec.weight_bits, spec.per_channel, spec.weight_quantizer, spec.curvature
-            )
+        quantizer = spec.weight_quantizer_of(name, linear.weight)
         replace_module(model, name, QuantLinear(linear, quantizer, step, shared))
     for name in found.attentions:
         attention = model.get_submodule(name)
@@ -234,8 +247,8 @@ def insert_quantizers(model: PreTrainedModel, spec: QuantSpec, steps: dict[str, 
             setattr(attention, product, Matmul(*sides))
     embedding = model.get_submodule(found.word_embedding)
     embedding.sparse = True  # also at full precision only rows that occur are updated
-    if spec.embedding_bits != FULL_PRECISION and not spec.keeps(found.word_embedding):
-        quantizer = make_weight_quantizer(embedding.weight, spec.embedding_bits, per_row=True)
+    quantizer = spec.embedding_quantizer_of(found.word_embedding, embedding.weight)
+    if not isinstance(quantizer, nn.Identity):
         replace_module(model, found.word_embedding, QuantEmbedding(embedding, quantizer))
 
 

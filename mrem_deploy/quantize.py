@@ -22,6 +22,8 @@ examples:
       --data sentences.txt --out result
   python -m mrem_deploy.quantize --model my-bert --task mnli --data glue/MNLI --method mrem-p --modules 4 \\
       --out result      (all modules at once, a worker process for each)
+  python -m mrem_deploy.quantize --model my-bert --task mnli --data glue/MNLI --bits auto --budget-mb 40 \\
+      --out result      (2, 4 or 8 bits for every layer, by sensitivity, within 40 MiB)
   python -m mrem_deploy.quantize --config result/recipe.yaml --out again      (the same run once more)
   python -m mrem_deploy.quantize --config result/recipe.yaml --resume         (after an interruption)
 """

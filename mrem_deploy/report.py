@@ -18,10 +18,10 @@ import numpy as np
 import yaml
 
 from mrem_deploy.files import atomic_file, write_text
+from mrem_deploy.methods_report import mixed_tables, qat_rows, three_digits
 from mrem_deploy.modelcard import (
     NONE,
     Summary,
-    Table,
     bits_text,
     bits_words,
     count,
@@ -29,8 +29,6 @@ from mrem_deploy.modelcard import (
     duration,
     is_number,
     mb,
-    md,
-    md_table,
     memory,
     model_card,
     model_name,
@@ -38,6 +36,7 @@ from mrem_deploy.modelcard import (
     words,
 )
 from mrem_deploy.plots import FEW_UNITS, Curve, Plot, draw_plots, ends, finite
+from mrem_deploy.tables import Table, md, md_table
 
 METHODS = {
     "ptq": "calibration only, nothing trained",
@@ -83,6 +82,7 @@ def write_report(
         *deployed,
         *making,
         *workers,
+        *mixed_tables(metrics.get("mixed_precision") or {}),
         *_unit_tables(curves),
         environment_table(metrics.get("environment") or {}),
     ]
@@ -113,6 +113,7 @@ def _run_table(metrics: Mapping[str, Any]) -> Table:
         ("Bits", f"{bits}: {bits_words(bits)}"),
         ("Calibration texts", count((metrics.get("cost") or {}).get("calibration_samples"))),
         ("Seed", words(metrics.get("seed"))),
+        *qat_rows(metrics.get("qat") or {}),
     ]
     return Table("Run", ("", ""), rows)
 
@@ -193,16 +194,12 @@ def _unit_tables(curves: Mapping[str, Curve]) -> list[Table]:
     for name, curve in curves.items():
         points = finite(curve)
         first, last = ends(points) if len(points) else (math.nan, math.nan)
-        rows.append((str(name), count(len(curve)), *map(_three_digits, (first, last, last / first))))
+        rows.append((str(name), count(len(curve)), *map(three_digits, (first, last, last / first))))
     if not rows:
         return []
     header = ("Trained unit", "Logged steps", "Loss at start", "Loss at end", "End / start")
     note = "Start and end are means over the first and the last tenth of the logged steps."
     return [Table("Loss of every unit", header, rows, note, long=len(rows) > FEW_UNITS)]
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:#.3g}".rstrip(".") if math.isfinite(value) else NONE
 
 
 def environment_table(environment: Mapping[str, Any]) -> Table:

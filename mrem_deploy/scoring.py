@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from mrem_deploy.batching import Encoded, encode
@@ -30,6 +32,7 @@ class Split:
     encoded: Encoded
     judge: Judge
     answers: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    change: dict[str, dict[str, float]] | None = None  # by metric: how sure that of quantization is
 
 
 class Evaluation:
@@ -56,6 +59,8 @@ class Evaluation:
         """Let a model answer every example of every split."""
         for name, split in self.splits.items():
             split.answers[model] = self._predict(model, name, predictor)
+            if model == QUANTIZED:
+                split.change = None
 
     def ask_full_precision(self, teacher: PreTrainedModel) -> None:
         """The same, with the answers kept for the next run."""
@@ -97,7 +102,8 @@ class Evaluation:
         }
 
     def _scores(self, split: Split) -> dict[str, Any]:
-        """Metrics of one split; where answers are right or wrong, also how many quantization lost and gained.
+        """Metrics of one split, and how sure their `change` is; where answers are right or wrong, how many
+        quantization lost and gained.
 
         `paired` says of which metric these are, where it is not the accuracy.
         """
@@ -118,6 +124,9 @@ class Evaluation:
             if was is not None and now is not None:
                 result["lost"], result["gained"] = int((was & ~now).sum()), int((~was & now).sum())
                 result |= {"paired": judge.paired} if judge.paired != "accuracy" else {}
+            if split.change is None:
+                split.change = judge.change(answers[FULL_PRECISION], answers[QUANTIZED])
+            result |= {"change": split.change} if split.change else {}
         return result
 
 
@@ -133,6 +142,24 @@ def evaluate(
     evaluation.ask_full_precision(teacher)
     evaluation.ask(QUANTIZED, torch_predictor(quantized))
     return evaluation
+
+
+def judge_of(
+    recipe: Recipe,
+    task_data: TaskData,
+    tokenizer: PreTrainedTokenizerBase,
+    teacher: PreTrainedModel,
+) -> Callable[[nn.Module], float]:
+    """A function that scores a model on the evaluation split, for methods that choose by it."""
+    evaluation = Evaluation(recipe, task_data, tokenizer, teacher.config)
+    if evaluation.task.label_free:
+        evaluation.ask_full_precision(teacher)
+
+    def judge(model: nn.Module) -> float:
+        evaluation.ask(QUANTIZED, torch_predictor(model))
+        return float(evaluation.accuracy()[QUANTIZED])
+
+    return judge
 
 
 def weights_digest(model: PreTrainedModel) -> str:

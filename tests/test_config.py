@@ -19,6 +19,8 @@ OPTIONS: dict[str, tuple[str, list[str], Any]] = {
     "data": ("nyu-mll/glue", ["nyu-mll/glue"], "nyu-mll/glue"),
     "out": ("/results/a", ["/results/a"], "/results/a"),
     "bits": ("2-2-4", ["2-2-4"], "2-2-4"),
+    "budget_mb": ("12.5", ["12.5"], 12.5),
+    "sensitivity": ("hessian", ["hessian"], "hessian"),
     "method": ("rem", ["rem"], "rem"),
     "modules": ("[3, 6]", ["3,6"], "3,6"),
     "steps": ("500", ["500"], 500),
@@ -44,6 +46,11 @@ OPTIONS: dict[str, tuple[str, list[str], Any]] = {
     "workers": ("2", ["2"], 2),
     "max_restarts": ("0", ["0"], 0),
     "worker_timeout": ("30", ["30"], 30),
+    "train_size": ("2000", ["2000"], 2000),
+    "qat_epochs": ("1+0.5", ["1+0.5"], "1+0.5"),
+    "qat_lr": ("2e-5", ["2e-5"], 2e-5),
+    "qat_evals": ("4", ["4"], 4),
+    "accumulate": ("2", ["2"], 2),
     "init_batches": ("2", ["2"], 2),
     "checkpoint_steps": ("0", ["0"], 0),
     "cache_dir": ("/scratch", ["/scratch"], "/scratch"),
@@ -53,6 +60,12 @@ OPTIONS: dict[str, tuple[str, list[str], Any]] = {
     "threads": ("2", ["2"], 2),
     "device": ("cpu", ["cpu"], "cpu"),
     "kernels": ("reference", ["reference"], "reference"),
+}
+# What an option needs beside it; alone it would contradict the rest.
+BESIDE = {
+    "budget_mb": ["--bits", "auto"],
+    "train_size": ["--method", "qat"],
+    "accumulate": ["--method", "qat"],
 }
 FIELDS = [field.name for field in dataclasses.fields(Recipe)]
 NEEDED = ["--model", "m", "--task", "t", "--data", "d", "--out", "/o"]
@@ -91,16 +104,18 @@ def test_an_option_in_yaml_and_on_the_command_line(name: str, tmp_path: Path, ca
     text, arguments, value = OPTIONS[name]
     default = getattr(Recipe(), name)
     assert value != default, "a sample that is the default proves nothing"
-    by_yaml = captured([*NEEDED, "--config", str(yaml_file(tmp_path, f"{name}: {text}"))])
+    needed = [*NEEDED, *BESIDE.get(name, [])]
+    by_yaml = captured([*needed, "--config", str(yaml_file(tmp_path, f"{name}: {text}"))])
     given = f"--no-{flag(name)[2:]}" if value is False else flag(name)
-    by_flag = captured([*NEEDED, given, *arguments])
+    by_flag = captured([*needed, given, *arguments])
     if flag(name) in NEEDED:  # given on the command line as well, which wins over the file
         by_yaml = make_recipe(from_yaml(yaml_file(tmp_path, f"{name}: {text}")))
     for recipe in (by_yaml, by_flag):
         assert getattr(recipe, name) == value
         assert type(getattr(recipe, name)) is type(value)
-    dashed = make_recipe(from_yaml(yaml_file(tmp_path, f"{name.replace('_', '-')}: {text}")))
-    assert getattr(dashed, name) == value
+    dashed = from_yaml(yaml_file(tmp_path, f"{name.replace('_', '-')}: {text}"))
+    beside = {BESIDE[name][0][2:]: BESIDE[name][1]} if name in BESIDE else {}
+    assert getattr(make_recipe(dashed | beside), name) == value
 
 
 @pytest.mark.parametrize("name", ["per_channel", "symmetric"])
@@ -147,7 +162,8 @@ def test_no_arguments_run_the_built_in_example(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_written_recipe_reads_as_the_same_recipe(tmp_path: Path) -> None:
-    full = Recipe(**{name: value for name, (_, _, value) in OPTIONS.items()})
+    agreeing = {"bits": "auto-4", "method": "qat", "lr": Recipe().lr}  # all others at once allow these only
+    full = Recipe(**{name: value for name, (_, _, value) in OPTIONS.items()} | agreeing)
     assert make_recipe(from_yaml(yaml_file(tmp_path, full.to_yaml()))) == full
     assert make_recipe(from_yaml(yaml_file(tmp_path, Recipe().to_yaml()))) == Recipe()
 
@@ -162,8 +178,10 @@ def test_texts_that_yaml_would_read_as_something_else(text: str, tmp_path: Path)
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_the_digest_follows_what_decides_the_result(name: str) -> None:
-    changed = dataclasses.replace(Recipe(), **{name: OPTIONS[name][2]})
-    same = changed.digest() == Recipe().digest()
+    beside = {BESIDE[name][0][2:]: BESIDE[name][1]} if name in BESIDE else {}
+    plain = Recipe() if "bits" not in beside else Recipe(**beside, budget_mb=1.0)
+    changed = dataclasses.replace(plain, **beside | {name: OPTIONS[name][2]})
+    same = changed.digest() == dataclasses.replace(plain, **beside).digest()
     of_no_weight = ("out", "cache_dir", "max_memory", "checkpoint_steps", "export", "validate")
     assert same == (name in (*of_no_weight, "workers", "max_restarts", "worker_timeout"))
 
@@ -217,7 +235,14 @@ WRONG: list[tuple[str, Any, str]] = [
     *(("lr", value, "between 0 and 1") for value in (0, -1e-4, 1, float("nan"))),
     ("step_lr", 1.5, "between 0 and 1"),
     ("lr", "fast", "a number"),
-    ("method", "mrem-x", "mrem-s, mrem-p, rem, ptq"),
+    ("method", "mrem-x", "mrem-s, mrem-p, rem, ptq, qat"),
+    ("sensitivity", "guess", "error, hessian"),
+    *(("qat_epochs", value, "such as 3+3") for value in ("6", "3+", "a+b", "-1+3", "0+0", "3+3+3", "nan+1")),
+    *((name, 0, "at least 1") for name in ("qat_evals", "accumulate")),
+    ("qat_lr", 1, "between 0 and 1"),
+    ("train_size", -1, "0 or more"),
+    *(("budget_mb", value, "MiB") for value in (-1, float("nan"), float("inf"))),
+    *(("bits", value, "bits") for value in ("auto-", "auto-5", "auto-2-8", "auto8", "4-auto-8")),
     ("curvature", "hessian", "identity, adam"),
     ("weight_quantizer", "gptq", "twn, laq"),
     ("per_channel", "yes", "true or false"),
@@ -274,4 +299,31 @@ def test_yaml_runs_no_code(tmp_path: Path) -> None:
 
 
 def test_every_method_is_one_that_the_pipeline_has() -> None:
-    assert config.METHODS == ("mrem-s", "mrem-p", "rem", "ptq")
+    assert config.METHODS == ("mrem-s", "mrem-p", "rem", "ptq", "qat")
+
+
+def test_bits_to_be_chosen() -> None:
+    recipe = Recipe(bits="auto", budget_mb=12)
+    assert recipe.chooses_bits
+    assert (recipe.spec.weight_bits, recipe.spec.embedding_bits, recipe.spec.activation_bits) == (32, 32, 8)
+    assert Recipe(bits="auto-4", budget_mb=12).spec.activation_bits == 4
+    assert not Recipe(bits="4-4-8").chooses_bits
+
+
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"bits": "auto"}, "needs a size"),
+    ({"budget_mb": 12.0}, "no say over --bits 4-4-8"),
+    ({"bits": "auto", "budget_mb": 12.0, "weight_quantizer": "twn"}, "2-bit weights; got auto"),
+    ({"train_size": 100}, "--train-size is for --method qat; the method is mrem-s"),
+    ({"accumulate": 2, "method": "ptq"}, "--accumulate is for --method qat; the method is ptq"),
+    ({"lr": 1e-3, "method": "qat"}, "--lr is for the other methods"),
+    ({"method": "gobo"}, "lie on no grid"),
+]
+
+
+@pytest.mark.parametrize(("values", "said"), CONTRADICTIONS, ids=[said for _, said in CONTRADICTIONS])
+def test_options_that_contradict_each_other(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make_recipe(values)
+    assert said in caught.value.problem
+    assert caught.value.remedy

@@ -7,7 +7,7 @@ import torch
 from tiny_models import HEAD_NAMES, tiny_batch, tiny_pair
 
 from mrem_deploy.models import PartOutput, carve
-from mrem_deploy.train.loss import reconstruction_terms, token_mse
+from mrem_deploy.train.loss import reconstruction_terms, token_mse, valid_mse
 
 
 def test_token_mse_by_hand() -> None:
@@ -79,3 +79,29 @@ def test_a_model_that_equals_its_teacher_has_no_error(head: str) -> None:
     assert len(terms) == len(same) == expected
     assert [term.item() for term in same] == [0.0] * expected
     assert all(term > 0 for term in terms)
+
+
+def mean_over(squares: torch.Tensor, chosen: torch.Tensor) -> float:
+    return squares[chosen.expand_as(squares)].mean().item()
+
+
+def test_the_error_of_every_kind_of_output_leaves_padding_out() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])
+    real = mask.bool()
+
+    def pair(*shape: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        a, b = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+        return a, b, (a - b).square()
+
+    a, b, squares = pair(3, 4, 5)  # hidden states
+    assert valid_mse(a, b, mask).item() == pytest.approx(mean_over(squares, real[:, :, None]))
+    a, b, squares = pair(3, 2, 4, 5)  # P·V: (B, heads, T, d)
+    assert valid_mse(a, b, mask).item() == pytest.approx(mean_over(squares, real[:, None, :, None]))
+    a, b, squares = pair(3, 5)  # pooled
+    assert valid_mse(a, b, mask).item() == pytest.approx(squares.mean().item())
+    a, b, squares = pair(3, 2, 4, 4)  # Q·Kᵀ: real queries and real keys
+    both = real[:, None, :, None] & real[:, None, None, :]
+    assert valid_mse(a, b, mask, keys=True).item() == pytest.approx(mean_over(squares, both))
+    # P·V of a batch that is exactly as long as a head is wide: channels are not keys.
+    assert valid_mse(a, b, mask).item() == pytest.approx(mean_over(squares, real[:, None, :, None]))

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from a_result import CURVES, ERRORS, RECIPE, Page, front_matter, metrics, write
 
-from mrem_deploy import modelcard, report
+from mrem_deploy import modelcard, report, uncertainty
 from mrem_deploy.plots import draw_plots
 
 
@@ -97,8 +97,8 @@ def test_the_same_result_gives_the_same_pages(written: Path, tmp_path: Path) -> 
 
 
 def test_standard_errors_by_hand() -> None:
-    assert modelcard.accuracy_error(50.0, 100) == pytest.approx(5.0)
-    assert modelcard.accuracy_error(100.0, 100) == 0.0
+    assert uncertainty.accuracy_error(50.0, 100) == pytest.approx(5.0)
+    assert uncertainty.accuracy_error(100.0, 100) == 0.0
     split = {"full_precision": {"accuracy": 50.0}, "quantized": {"accuracy": 50.0}, "examples": 100}
     assert modelcard.change_error(split) == pytest.approx(math.sqrt(50))
     # Paired: 12 lost, 4 gained of 100: sqrt(16 − 64/100)/100.
@@ -145,6 +145,8 @@ def test_headline_of_two_splits() -> None:
     assert error == pytest.approx(math.hypot(one, one / 2) / 2, rel=1e-4)
     assert examples == 500
     assert modelcard.headline_error({**quoted, "metric": "matthews"}) == (None, None)
+    splits["matched"]["change"] = {"matthews": {"standard_error": 1.5}}
+    assert modelcard.headline_error({**quoted, "metric": "matthews"}) == (1.5, 100)
 
 
 def test_no_uncertainty_is_claimed_for_correlations(tmp_path: Path) -> None:

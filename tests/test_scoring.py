@@ -10,12 +10,13 @@ import pytest
 import torch
 from tiny_job import DEV, POSITIONS, save_model, sentences, write_jsonl
 
-from mrem_deploy import loading, scoring, validation
+from mrem_deploy import judging, loading, scoring, validation
 from mrem_deploy.config import Recipe
 from mrem_deploy.data import open_task
 from mrem_deploy.errors import UserError
 from mrem_deploy.evaluate import Predictor, torch_predictor
 from mrem_deploy.scoring import FULL_PRECISION, ONNX, QUANTIZED, Evaluation
+from mrem_deploy.uncertainty import paired_accuracy_error
 
 # task: its head, its metric, the measure of agreement
 KINDS = {
@@ -76,6 +77,10 @@ def test_every_kind_of_task(task: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert accuracy["metric"] == metric
     assert accuracy[FULL_PRECISION] == pytest.approx(accuracy[QUANTIZED])
     assert accuracy["splits"]["dev"][ONNX].keys() == accuracy["splits"]["dev"][QUANTIZED].keys()
+    if task in ("text-classification", "stsb"):
+        change = accuracy["splits"]["dev"]["change"][metric]
+        assert change["difference"] == pytest.approx(accuracy[QUANTIZED] - accuracy[FULL_PRECISION], abs=1e-9)
+        assert change["low"] <= change["difference"] <= change["high"]
     same = evaluation.agreement(QUANTIZED, FULL_PRECISION)["dev"]
     other = evaluation.agreement(ONNX, QUANTIZED)["dev"]
     assert next(iter(same)) == measure
@@ -113,6 +118,21 @@ def test_answers_of_a_class_counted_by_hand(tmp_path: Path, monkeypatch: pytest.
     expected = 100 * np.mean(answers[ONNX] == answers[QUANTIZED])
     assert evaluation.agreement(ONNX, QUANTIZED) == {"dev": {"agreement": pytest.approx(expected)}}
     assert FULL_PRECISION not in accuracy  # it was not asked
+
+
+def test_how_sure_a_change_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resampled error of an accuracy is what the answers lost and gained say; it is worked out once."""
+    monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
+    evaluation, model = evaluation_of("text-classification", tmp_path)
+    evaluation.ask_full_precision(model)
+    evaluation.ask(QUANTIZED, with_noise(torch_predictor(model), 2.0))
+    dev = evaluation.accuracy()["splits"]["dev"]
+    assert dev["lost"] + dev["gained"] > 0
+    expected = paired_accuracy_error(dev["lost"], dev["gained"], DEV)
+    # 2,000 resamples know a standard deviation to 1.6%
+    assert dev["change"]["accuracy"]["standard_error"] == pytest.approx(expected, rel=0.08)
+    monkeypatch.setattr(judging, "paired_bootstrap", lambda *args, **options: pytest.fail("once more"))
+    assert evaluation.accuracy()["splits"]["dev"]["change"] == dev["change"]
 
 
 # --- the verdict -------------------------------------------------------------------------------

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mrem_deploy.modelcard import METRIC_NAMES, NONE, Table, is_number
+from mrem_deploy.modelcard import METRIC_NAMES, NONE, is_number
 from mrem_deploy.plots import Plot
 from mrem_deploy.reproduce.claims import Finding
 from mrem_deploy.reproduce.paper import Figure
 from mrem_deploy.reproduce.plan import Subject
 from mrem_deploy.reproduce.results import Gap, Measured
+from mrem_deploy.tables import Table
 from mrem_deploy.uncertainty import Spread
 
 Record = dict[str, Any]

@@ -18,6 +18,27 @@ def token_mse(student: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor) 
     return (squared * weights).sum() / (weights.sum() * (squared.numel() / mask.numel()))
 
 
+def valid_mse(
+    student: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor, keys: bool = False
+) -> torch.Tensor:
+    """Mean squared error over real tokens, for (B, T, H), attention's (B, heads, T, ·) and pooled (B, H).
+
+    `keys` says that the last dimension are tokens as well; the shape cannot, when T is the head's width.
+    """
+    squared = (student - teacher).square()
+    real = mask.to(squared.dtype)
+    if squared.dim() == 4:
+        weights = real[:, None, :, None]
+        if keys:  # scores: real queries × real keys
+            weights = weights * real[:, None, None, :]
+    elif squared.dim() == 3:
+        weights = real[:, :, None]
+    else:
+        return squared.mean()
+    weights = weights.expand_as(squared)
+    return (squared * weights).sum() / weights.sum()
+
+
 def reconstruction_terms(student: PartOutput, teacher: PartOutput, mask: torch.Tensor) -> list[torch.Tensor]:
     """One term per tensor that the module is trained on, in the order of execution."""
     terms = []

@@ -103,12 +103,16 @@ class LocalOptimizer:
             self.optimizers.append(torch.optim.SparseAdam(rows, betas=ADAM_BETAS, eps=ADAM_EPS))
 
     def update(self, loss: torch.Tensor, step: int) -> None:
-        """One step at the linearly decayed rate; gradients never leave the given layers."""
+        """One step on one loss; gradients never leave the given layers."""
+        loss.backward()
+        self.apply(step)
+
+    def apply(self, step: int) -> None:
+        """Use the gradients gathered so far, at the linearly decayed rate."""
         decay = 1.0 - step / self.settings.steps
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["base_lr"] * decay
-        loss.backward()
         for optimizer in self.optimizers:
             optimizer.step()
             # At once, not before the next pass: otherwise gradients lie beside that pass's activations,

@@ -23,6 +23,7 @@ from mrem_deploy.models import Part, carve
 from mrem_deploy.progress import bar
 from mrem_deploy.qlayers import Matmul, QuantEmbedding, QuantLinear
 from mrem_deploy.train.checkpoint import CheckpointStore
+from mrem_deploy.train.loss import valid_mse
 from mrem_deploy.train.mrem import LocalOptimizer, TrainSettings, finite
 from mrem_deploy.train.sequential import CacheSettings, Streams, TrainLog
 
@@ -116,27 +117,6 @@ def _stop_at(watched: list[nn.Module], seen: list[Any], inputs: bool) -> Iterato
             handle.remove()
 
 
-def _valid_mse(
-    student: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor, keys: bool = False
-) -> torch.Tensor:
-    """Mean squared error over real tokens, for (B, T, H), attention's (B, heads, T, ·) and pooled (B, H).
-
-    `keys` says that the last dimension are tokens as well; the shape cannot, when T is the head's width.
-    """
-    squared = (student - teacher).square()
-    real = mask.to(squared.dtype)
-    if squared.dim() == 4:
-        weights = real[:, None, :, None]
-        if keys:  # scores: real queries × real keys
-            weights = weights * real[:, None, None, :]
-    elif squared.dim() == 3:
-        weights = real[:, :, None]
-    else:
-        return squared.mean()
-    weights = weights.expand_as(squared)
-    return (squared * weights).sum() / weights.sum()
-
-
 def train_rem(
     teacher: PreTrainedModel,
     student: PreTrainedModel,
@@ -192,7 +172,7 @@ def _train_unit(
         outputs = unit(inputs[0])
         mask = tokens["attention_mask"]
         keys = unit.name.endswith(".scores")
-        terms = [_valid_mse(o, t, mask, keys) for o, t in zip(outputs, targets, strict=True)]
+        terms = [valid_mse(o, t, mask, keys) for o, t in zip(outputs, targets, strict=True)]
         loss = torch.stack(terms).sum()
         optimizer.update(loss, step)
         curve.append((step, finite(loss, step)))

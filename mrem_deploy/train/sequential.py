@@ -30,8 +30,9 @@ class CacheSettings:
 class TrainLog:
     """What the report shows: loss curves by module (or matrix product) and seconds by stage.
 
-    The rest is for modules trained in parallel: what every worker reports, by rank; by module, how
-    often entries of each age were used; and the step at which teacher forcing ended.
+    Then, for modules trained in parallel: what every worker reports, by rank; by module, how often
+    entries of each age were used; and the step at which teacher forcing ended. For QAT: the scores on
+    the development set by which the result was chosen.
     """
 
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
@@ -39,6 +40,7 @@ class TrainLog:
     workers: list[dict[str, Any]] = field(default_factory=list)
     ages: dict[str, Counter[int]] = field(default_factory=dict)
     forcing_steps: float = 0.0
+    choice: dict[str, Any] = field(default_factory=dict)
 
 
 class Streams:

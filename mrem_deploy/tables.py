@@ -1,0 +1,34 @@
+"""A table of plain cells, and Markdown that holds text literally: what all pages of a result are set from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Table:
+    """Plain cells. The first `text_columns` are words, the others figures; `long` ones may be folded away."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    note: str = ""
+    long: bool = False
+    text_columns: int = 1
+
+
+def md(text: str) -> str:
+    """`text` literally: nothing in it becomes markup, a link or a table cell."""
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"([\\`*\[\]|#~$])", r"\\\1", text)
+    return re.sub(r"(?<!\w)_|_(?!\w)", r"\_", text)
+
+
+def md_table(table: Table) -> str:
+    figures = 0 if len(table.header) == 2 else len(table.header) - table.text_columns
+    rules = [" --- "] * (len(table.header) - figures) + [" ---: "] * figures
+    lines = ["| " + " | ".join(md(cell) or " " for cell in row) + " |" for row in (table.header, *table.rows)]
+    lines.insert(1, "|" + "|".join(rules) + "|")
+    return "\n".join(lines) + (f"\n\n{md(table.note)}" if table.note else "")

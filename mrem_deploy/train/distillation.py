@@ -1,0 +1,129 @@
+"""The two losses of QAT: what a quantized model is taught by the full-precision one, end to end.
+
+Stage 1 (`imitation_loss`): hidden states and attention scores; stage 2 (`prediction_loss`): soft
+cross-entropy of the predictions (Zhang et al., "TernaryBERT", 2020, section 3.3; Jiao et al.,
+"TinyBERT", 2020).
+
+What a reader would get wrong: gradients may be gathered over micro-batches, whose means are over
+unequal numbers of tokens. Every mean therefore has the weight that its micro-batch has in the
+batch (`Amount`), and the sum is the loss of the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from mrem_deploy.models import Part, PartOutput
+from mrem_deploy.qlayers import Matmul
+from mrem_deploy.train.loss import token_mse, valid_mse
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much a mean is taken over; also the share of it that a micro-batch has."""
+
+    examples: float
+    tokens: float
+    pairs: float  # of a query and a key
+
+    @classmethod
+    def of(cls, lengths: np.ndarray) -> Amount:
+        return cls(len(lengths), float(lengths.sum()), float((lengths.astype(np.float64) ** 2).sum()))
+
+    def share_of(self, whole: Amount) -> Amount:
+        return Amount(self.examples / whole.examples, self.tokens / whole.tokens, self.pairs / whole.pairs)
+
+
+@dataclass
+class Seen:
+    """What one pass over the whole model shows: its layers, and the scores of every attention."""
+
+    output: PartOutput
+    scores: list[torch.Tensor]  # q·kᵀ/√d before mask and softmax, (B, heads, T, T)
+
+
+def watch(part: Part, batch: dict[str, torch.Tensor]) -> Seen:
+    """Run a whole model and record the attention scores beside its layers."""
+    with _recorded_scores(part) as scores:
+        output = part(None, batch)
+    return Seen(output, scores)
+
+
+@contextmanager
+def _recorded_scores(part: Part) -> Iterator[list[torch.Tensor]]:
+    seen: list[torch.Tensor] = []
+
+    def on_leave(product: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
+        seen.append(output * args[0].shape[-1] ** -0.5)
+
+    products = [
+        module
+        for name, module in part.view.named_modules()
+        if isinstance(module, Matmul) and name.endswith(".scores")
+    ]
+    handles = [product.register_forward_hook(on_leave) for product in products]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def imitation_loss(student: Seen, teacher: Seen, mask: torch.Tensor, share: Amount) -> torch.Tensor:
+    """Σ_l MSE(hidden state l) + Σ_l MSE(attention scores l); l = 0 is the embeddings' output.
+
+    Scores count where query and key are real tokens; what padding would be told never matters. In blocks
+    that attend within a window (ModernBERT) pairs outside it count as well.
+    """
+    assert student.output.embedding is not None
+    assert teacher.output.embedding is not None
+    hidden = [
+        token_mse(s, t, mask)
+        for s, t in zip(
+            (student.output.embedding, *student.output.hidden),
+            (teacher.output.embedding, *teacher.output.hidden),
+            strict=True,
+        )
+    ]
+    scores = [valid_mse(s, t, mask, keys=True) for s, t in zip(student.scores, teacher.scores, strict=True)]
+    return torch.stack(hidden).sum() * share.tokens + torch.stack(scores).sum() * share.pairs
+
+
+def prediction_loss(
+    student: PartOutput, teacher: PartOutput, mask: torch.Tensor, share: Amount, bare: bool
+) -> torch.Tensor:
+    """−Σ softmax(teacher)·log softmax(student), as the head's form asks for.
+
+    Classes of a sentence: over the classes. Classes of tokens: the same at every real token. Start and
+    end of an answer: over the real tokens, for each of the two. A regression (one output) and a bare
+    encoder (`bare`: its output is a hidden state) have no distribution: mean squared error.
+    """
+    pairs = list(zip(student.outputs, teacher.outputs, strict=True))
+    first = pairs[0][0]
+    if bare:
+        return _sum([token_mse(s, t, mask) for s, t in pairs]) * share.tokens
+    if not student.per_token and first.shape[-1] == 1:
+        return _sum([(s - t).square().mean() for s, t in pairs]) * share.examples
+    if student.per_token and first.dim() == 3:  # (B, T, classes)
+        real = mask.bool()
+        return _sum([soft_cross_entropy(s[real], t[real]) for s, t in pairs]) * share.tokens
+    if student.per_token:  # (B, T): where the answer begins, and where it ends
+        padding, never = mask == 0, torch.finfo(first.dtype).min
+        pairs = [(s.masked_fill(padding, never), t.masked_fill(padding, never)) for s, t in pairs]
+    return _sum([soft_cross_entropy(s, t) for s, t in pairs]) * share.examples
+
+
+def soft_cross_entropy(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    """Mean over rows of the cross-entropy between two distributions given as logits (N, classes)."""
+    return -(teacher.softmax(dim=-1) * student.log_softmax(dim=-1)).sum(dim=-1).mean()
+
+
+def _sum(terms: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(terms).sum()

@@ -1,0 +1,216 @@
+"""QAT, the paper's upper baseline: the whole model distilled end to end on the whole training set.
+
+Two stages (TernaryBERT's), each with an optimizer and a linear decay of its own: hidden states and
+attention scores, then predictions. The state that scored best on the development set during stage 2
+is the result, so that set is read several times here, and the final score flatters the model a little.
+Everything follows from (seed, stage, step), and dropout is off: a resumed run ends with the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from mrem_deploy.batching import BatchSchedule, Encoded
+from mrem_deploy.models import anatomy, carve
+from mrem_deploy.progress import bar, say
+from mrem_deploy.train.checkpoint import CheckpointStore, flatten_optimizers, restore_optimizers
+from mrem_deploy.train.distillation import Amount, imitation_loss, prediction_loss, watch
+from mrem_deploy.train.finetuning import CURVE_POINTS
+from mrem_deploy.train.mrem import LocalOptimizer, TrainSettings, finite
+from mrem_deploy.train.sequential import TrainLog
+
+CHECKPOINT = "qat"
+STAGES = ("stage 1: hidden states and attention scores", "stage 2: predictions")
+
+
+@dataclass(frozen=True)
+class QatSettings:
+    """Besides rates, batch and seed (of `train`, whose steps follow from the epochs)."""
+
+    train: TrainSettings
+    epochs: tuple[float, float]  # of each stage
+    accumulate: int = 1  # micro-batches that a batch is split into
+    evaluations: int = 1  # per epoch of stage 2
+    checkpoint_steps: int = 0
+
+
+@dataclass
+class Progress:
+    """Where a run is: all that a checkpoint holds besides weights and optimizer."""
+
+    stage: int = 0
+    step: int = 0
+    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)  # since the last point of the curve
+    evaluations: list[tuple[int, float]] = field(default_factory=list)  # (step of stage 2, score)
+    best: dict[str, torch.Tensor] = field(default_factory=dict)  # the state with the highest score
+
+    @property
+    def chosen(self) -> tuple[int, float]:
+        """Step and score of the best evaluation, the earliest of equals."""
+        return max(self.evaluations, key=lambda entry: entry[1])
+
+    def notes(self) -> dict[str, Any]:
+        names = ("stage", "step", "curves", "losses", "evaluations")
+        return {name: getattr(self, name) for name in names}
+
+
+def evaluation_steps(steps: int, epochs: float, per_epoch: int) -> list[int]:
+    """After how many steps of stage 2 the model is scored: evenly spread, the last at the end."""
+    count = max(1, round(epochs * per_epoch))
+    return sorted({max(1, round(steps * (i + 1) / count)) for i in range(count)}) if steps else []
+
+
+def train_qat(
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
+    training: Encoded,
+    settings: QatSettings,
+    score: Callable[[nn.Module], float],
+    store: CheckpointStore | None = None,
+) -> TrainLog:
+    """Train `student` in place; `score` judges it on the development set, higher is better."""
+    return _Run(teacher, student, training, settings, score, store).go()
+
+
+class _Run:
+    def __init__(
+        self,
+        teacher: PreTrainedModel,
+        student: PreTrainedModel,
+        training: Encoded,
+        settings: QatSettings,
+        score: Callable[[nn.Module], float],
+        store: CheckpointStore | None,
+    ) -> None:
+        whole = [0, teacher.config.num_hidden_layers]
+        self.model, self.training, self.settings = student, training, settings
+        self.score, self.store = score, store
+        self.teacher, self.student = carve(teacher, whole)[0], carve(student, whole)[0]
+        self.bare = anatomy(teacher).base == ""
+        self.device = next(student.parameters()).device
+        self.at = Progress()
+        self.log = TrainLog()
+        per_epoch = math.ceil(len(training) / settings.train.batch_size)
+        self.steps = [math.ceil(epochs * per_epoch) for epochs in settings.epochs]
+        self.scored = evaluation_steps(self.steps[1], settings.epochs[1], settings.evaluations)
+
+    def go(self) -> TrainLog:
+        saved = self._restore()
+        for stage in range(self.at.stage, len(STAGES)):
+            if stage > self.at.stage:
+                self.at.stage, self.at.step, saved = stage, 0, None
+            self.log.seconds[STAGES[stage]], started = 0.0, time.perf_counter()
+            self._train_stage(saved)
+            self.log.seconds[STAGES[stage]] = time.perf_counter() - started
+        if self.at.best:
+            self.model.load_state_dict(self.at.best)
+        self.log.curves = self.at.curves
+        if self.at.evaluations:
+            step, score = self.at.chosen
+            self.log.choice = {"step": step, "score": score, "evaluations": self.at.evaluations}
+        return self.log
+
+    def _train_stage(self, saved: tuple[dict[str, torch.Tensor], dict[str, Any]] | None) -> None:
+        at, stage = self.at, self.at.stage
+        steps, name = self.steps[stage], STAGES[stage]
+        if at.step >= steps:
+            return
+        values = self.settings.train
+        train = TrainSettings(steps, values.lr, values.step_lr, values.batch_size, values.seed)
+        optimizer = LocalOptimizer([self.student.view], self.student.shared_parameters, train)
+        if saved is not None:
+            optimizer.load_state(restore_optimizers(optimizer.state(), *saved))
+        schedule = BatchSchedule(self.training.lengths, train.batch_size, train.seed + stage)
+        every = max(1, steps // CURVE_POINTS)
+        curve = at.curves.setdefault(name, [])
+        with bar(steps, f"qat {name.partition(':')[0]}", initial=at.step) as shown:
+            while at.step < steps:
+                loss = self._step(schedule.at(at.step), optimizer)
+                at.losses.append(loss)
+                at.step += 1
+                if at.step % every == 0 or at.step == steps:
+                    curve.append((at.step - 1, sum(at.losses) / len(at.losses)))
+                    at.losses.clear()
+                shown.set_postfix_str(f"loss {loss:.4g}", refresh=False)
+                shown.update()
+                if stage == 1 and at.step in self.scored:
+                    self._evaluate()
+                checkpoint = self.settings.checkpoint_steps
+                if at.step == steps or (checkpoint and at.step % checkpoint == 0):
+                    self._save(optimizer if at.step < steps else None)
+
+    def _step(self, indices: np.ndarray, optimizer: LocalOptimizer) -> float:
+        """One update; the loss of the batch is the sum over its micro-batches."""
+        lengths = self.training.lengths
+        whole, total = Amount.of(lengths[indices]), 0.0
+        for part in np.array_split(indices, min(self.settings.accumulate, len(indices))):
+            batch = {name: value.to(self.device) for name, value in self.training.batch(part).items()}
+            loss = self._loss(batch, Amount.of(lengths[part]).share_of(whole))
+            total += finite(loss, self.at.step)
+            loss.backward()
+        optimizer.apply(self.at.step)
+        return total
+
+    def _loss(self, batch: dict[str, torch.Tensor], share: Amount) -> torch.Tensor:
+        mask = batch["attention_mask"]
+        if self.at.stage == 0:
+            with torch.no_grad():
+                target = watch(self.teacher, batch)
+            return imitation_loss(watch(self.student, batch), target, mask, share)
+        with torch.no_grad():
+            answer = self.teacher(None, batch)
+        return prediction_loss(self.student(None, batch), answer, mask, share, self.bare)
+
+    def _evaluate(self) -> None:
+        started = time.perf_counter()
+        score = self.score(self.model)
+        better = not self.at.evaluations or score > self.at.chosen[1]
+        self.at.evaluations.append((self.at.step, score))
+        if better:
+            self.at.best = {
+                name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()
+            }
+        say(f"score {score:.2f} after step {self.at.step} of stage 2" + (", the best so far" * better))
+        choosing = "of it choosing on the development set"
+        seconds = self.log.seconds.get(choosing, 0.0) + time.perf_counter() - started
+        self.log.seconds[choosing] = seconds
+
+    def _save(self, optimizer: LocalOptimizer | None) -> None:
+        """One file, so that weights, best state and bookkeeping always belong together."""
+        if self.store is None:
+            return
+        tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
+        tensors |= {f"best/{name}": value for name, value in self.at.best.items()}
+        numbers: dict[str, Any] = {}
+        if optimizer is not None:
+            states, numbers = flatten_optimizers(optimizer.state())
+            tensors |= states
+        self.store.save(CHECKPOINT, tensors, {**self.at.notes(), "numbers": numbers})
+
+    def _restore(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
+        """Go to the last checkpoint, if any; returns what the optimizer needs to go on from there."""
+        found = self.store.load(CHECKPOINT) if self.store else None
+        if found is None:
+            return None
+        tensors, notes = found
+        self.model.load_state_dict(_under("model/", tensors))
+        curves = {name: [(step, loss) for step, loss in points] for name, points in notes["curves"].items()}
+        scores = [(step, score) for step, score in notes["evaluations"]]
+        self.at = Progress(
+            notes["stage"], notes["step"], curves, notes["losses"], scores, _under("best/", tensors)
+        )
+        return tensors, notes["numbers"]
+
+
+def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
