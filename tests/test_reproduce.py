@@ -226,6 +226,26 @@ def test_a_missing_model_is_fine_tuned(workshop: Path, monkeypatch: pytest.Monke
     assert (quoted["paper_megabytes"], quoted["average"]) == (28, None)
 
 
+def test_baselines_have_rows_of_their_own(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells, "in_fresh_process", here)
+    argv = arguments(
+        workshop, "baselines", "main", "glue", methods="qat,gobo,mrem-s", train_size=16, qat_epochs="1+1"
+    )
+    assert reproduce(argv) == 0
+    main, glue = (
+        json.loads((workshop / "baselines" / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("main", "glue")
+    )
+    qat = next(row for row in main["rows"] if row["method"] == "qat")
+    assert (qat["thousands"], qat["paper_minutes"]) == (0.016, 875)
+    assert "training examples of QAT 16 (paper: all); epochs of QAT 1+1 (paper: 3+3)" in main["caption"]
+    assert "2-2-4: QAT scores above MREM-S" in [finding["claim"] for finding in main["orderings"]]
+    gobo = {row["bits"]: row for row in glue["rows"] if row["method"] == "gobo"}
+    assert set(gobo) == {"3-4-32", "2-2-32"}
+    assert all(row["text-classification"] is not None for row in gobo.values())
+    assert gobo["3-4-32"]["megabytes"] > gobo["2-2-32"]["megabytes"]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
