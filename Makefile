@@ -6,6 +6,7 @@
 #   make setup TORCH_ARGS="--index-url URL"   where PyTorch comes from, e.g. PyTorch's own CPU index
 #   make setup TORCH_INSTALL="torch==2.13.0"  which PyTorch, e.g. the default build for use with a GPU
 #   make test PYTEST_ARGS="-k packing"
+#   make test TEST_PROCESSES=0      in one process, to read what a test prints
 #   make optimum RESULT=mrem-demo   a result folder of your own instead of a tiny one made for it; so for oldest
 #   make oldest OLD_PYTHON=/path/to/python3.10   where the oldest onnxruntime has no wheel for this Python
 
@@ -15,6 +16,7 @@ TORCH_VERSION ?= 2.13.0
 TORCH_INSTALL ?=
 TORCH_ARGS ?=
 PYTEST_ARGS ?=
+TEST_PROCESSES ?= 2
 DEMO_ARGS ?=
 RESULT ?=
 
@@ -99,8 +101,9 @@ $(READY): $(VENV)/.torch pyproject.toml setup.py CMakeLists.txt $(CPP_BUILT)
 demo: $(READY)
 	$(PY) -m mrem_deploy.quantize $(DEMO_ARGS)
 
+# Two at a time; a file's tests stay together, for they share what is dear to make.
 test: $(READY)
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(PY) -m ruff check .

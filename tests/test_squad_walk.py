@@ -96,10 +96,9 @@ def test_the_quantized_model_is_scored_by_the_tasks_metric(walked: tuple[str, Pa
     assert "_thresh" not in card
 
 
+@pytest.mark.parametrize("walked", EXPORTED, indirect=True)
 def test_the_exported_model_is_validated_by_it(walked: tuple[str, Path]) -> None:
-    task, root = walked
-    if task not in EXPORTED:
-        pytest.skip("not exported")
+    _, root = walked
     assert __main__.main(["validate", str(root / "out"), "--max-drop", "100"]) == 0
     record = read(root / "out" / validation.RESULT)
     split = record["accuracy"]["splits"]["dev"]
@@ -109,10 +108,9 @@ def test_the_exported_model_is_validated_by_it(walked: tuple[str, Path]) -> None
     assert list(record["onnx"]["layer_errors"]) == ["embeddings", "block 1", "block 2", "output"]
 
 
+@pytest.mark.parametrize("walked", EXPORTED, indirect=True)
 def test_the_evaluation_is_sampled_by_question(walked: tuple[str, Path]) -> None:
-    task, root = walked
-    if task not in EXPORTED:
-        pytest.skip("not exported")
+    _, root = walked
     assert __main__.main(["validate", str(root / "out"), "--max-drop", "100", "--eval-size", "7"]) == 0
     assert read(root / "out" / validation.RESULT)["accuracy"]["splits"]["dev"]["examples"] == 7
 
