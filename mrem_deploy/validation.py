@@ -1,8 +1,9 @@
 """An ONNX model beside the torch models it came from: what `validate` and the end of `quantize` share.
 
 What a reader would get wrong: the ONNX model is not expected to equal the torch model number for number.
-Both round the same activations to the same steps, but sums in another order move a few of them across a
-boundary, and such flips grow with depth. So the error is told per layer, and what counts are the answers.
+Both multiply the same integers, but softmax, GELU and LayerNorm differ in their last bits, which moves a few
+activations across a boundary, and such flips grow with depth. So the error is told per layer, and what counts
+are the answers.
 """
 
 from __future__ import annotations
