@@ -230,7 +230,9 @@ def test_labels_of_the_hub_keep_its_order(monkeypatch: pytest.MonkeyPatch) -> No
     for texts in (data.train(), data.evaluation()["dev"]):
         assert texts.label_names == ("zebra", "ant")
         check(texts, ["a", "b"], None, [0, 1])
-    order = label_order(data.train().label_names, model("LABEL_0", "LABEL_1"), data.task)
+    order = label_order(
+        data.train().label_names, SimpleNamespace(id2label={0: "LABEL_0", 1: "LABEL_1"}), data.task
+    )
     assert order.tolist() == [0, 1]
 
 
@@ -315,64 +317,6 @@ def test_sample_is_seeded_and_without_replacement() -> None:
     assert sample(texts, 30, seed=2).first != drawn.first
     assert sample(texts, 100, seed=1).first == sample(texts, 4096, seed=2).first == texts.first
     assert len(sample(texts, 99, seed=0)) == 99
-
-
-# --- the labels of the data and those of the model ---------------------------------------------
-
-
-def model(*names: str) -> SimpleNamespace:
-    return SimpleNamespace(id2label=dict(enumerate(names)))
-
-
-@pytest.mark.parametrize(
-    ("task", "names", "theirs", "order"),
-    [
-        ("sst2", ("negative", "positive"), ("NEGATIVE", "POSITIVE"), [0, 1]),
-        ("mnli", TASKS["mnli"].labels, ("CONTRADICTION", "NEUTRAL", "ENTAILMENT"), [2, 1, 0]),
-        ("qqp", TASKS["qqp"].labels, ("not duplicate", "Duplicate"), [0, 1]),
-        ("rte", TASKS["rte"].labels, ("not-entailment", "entailment"), [1, 0]),
-        ("mnli", TASKS["mnli"].labels, ("LABEL_0", "LABEL_1", "LABEL_2"), [0, 1, 2]),
-        ("sst2", ("negative", "positive"), ("0", "1"), [0, 1]),
-        ("text-classification", ("a", "b"), ("LABEL_0", "LABEL_1"), [0, 1]),
-        ("text-classification", ("0", "2"), ("x", "y", "z"), [0, 2]),  # numbers go by their value
-        ("text-classification", ("0", "2"), ("LABEL_0", "LABEL_1", "LABEL_2"), [0, 2]),
-        ("text-classification", ("1", "2"), ("2", "1"), [1, 0]),  # unless the model has them as names
-        ("text-classification", ("b",), ("a", "b", "c"), [1]),  # an evaluation file may lack a class
-        ("stsb", (), ("LABEL_0",), [0]),
-        ("text-classification", (), ("a", "b"), []),
-        ("feature-extraction", (), ("LABEL_0", "LABEL_1"), []),
-    ],
-)
-def test_label_order(task: str, names: tuple[str, ...], theirs: tuple[str, ...], order: list[int]) -> None:
-    found = label_order(names, model(*theirs), TASKS[task])
-    assert found.dtype == np.int64
-    assert found.tolist() == order
-
-
-@pytest.mark.parametrize(
-    ("task", "names", "theirs"),
-    [
-        ("sst2", ("negative", "positive"), ("entailment", "neutral", "contradiction")),
-        ("sst2", ("negative", "positive"), ("negative", "neutral", "positive")),  # would choose among three
-        ("sst2", ("negative", "positive"), ("bad", "good")),  # which is which is not ours to guess
-        ("mnli", TASKS["mnli"].labels, ("LABEL_0", "LABEL_1")),
-        ("text-classification", ("a", "b"), ("LABEL_0", "LABEL_1", "LABEL_2")),  # positions are unknown
-        ("text-classification", ("a", "d"), ("a", "b", "c")),
-        ("text-classification", ("1", "2", "3"), ("LABEL_0", "LABEL_1", "LABEL_2")),  # counted from 1
-        ("text-classification", ("a", "b", "c"), ("a", "b")),
-    ],
-)
-def test_labels_that_do_not_fit(task: str, names: tuple[str, ...], theirs: tuple[str, ...]) -> None:
-    with pytest.raises(UserError) as caught:
-        label_order(names, model(*theirs), TASKS[task])
-    assert ", ".join(names) in caught.value.problem
-    assert ", ".join(theirs) in caught.value.problem
-    assert "id2label" in caught.value.remedy
-
-
-def test_a_classifier_cannot_do_a_regression() -> None:
-    with pytest.raises(UserError, match="1 output; this one has 2"):
-        label_order((), model("LABEL_0", "LABEL_1"), TASKS["stsb"])
 
 
 # --- mistakes ----------------------------------------------------------------------------------
