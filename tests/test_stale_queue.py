@@ -1,4 +1,4 @@
-"""The queue between modules: first in, first out, sampled evenly, with the age of what is used."""
+"""The queue between modules: first in, first out, the least used sampled evenly, with the age of what is used."""
 
 from __future__ import annotations
 
@@ -27,12 +27,22 @@ def test_it_holds_the_last_outputs_in_order() -> None:
 
 def test_sampling_leaves_entries_in_place_and_counts_their_age() -> None:
     queue = filled(4, [10, 11, 12, 15])  # 13 and 14 were dropped on the way
-    assert [queue.sample(u) for u in (0.0, 0.24, 0.25, 0.5, 0.75, 0.9999)] == [
-        "output 10", "output 10", "output 11", "output 12", "output 15", "output 15",
+    assert [queue.sample(u) for u in (0.5, 0.9999, 0.0, 0.5)] == [
+        "output 12", "output 15", "output 10", "output 11",
     ]  # fmt: skip
-    assert queue.ages == Counter({5: 2, 4: 1, 3: 1, 0: 2})
+    assert queue.ages == Counter({5: 1, 4: 1, 3: 1, 0: 1})
     assert len(queue) == 4
-    assert mean_age(queue.ages) == pytest.approx(17 / 6)
+    assert mean_age(queue.ages) == pytest.approx(12 / 4)
+
+
+def test_an_entry_is_used_again_only_when_all_were_used_as_often() -> None:
+    queue = filled(3, [0, 1, 2])
+    rounds = [
+        sorted(queue.sample(draw(0, 1, turn)) for turn in range(start, start + 3)) for start in (0, 3, 6)
+    ]
+    assert rounds == [["output 0", "output 1", "output 2"]] * 3
+    queue.put(3, "output 3")
+    assert queue.sample(0.0) == "output 3"  # the others were used three times each
 
 
 def test_a_queue_that_is_not_full_yet_is_sampled_as_far_as_it_is() -> None:
@@ -41,11 +51,19 @@ def test_a_queue_that_is_not_full_yet_is_sampled_as_far_as_it_is() -> None:
 
 
 def test_draws_reach_all_entries_about_equally_often() -> None:
-    queue = filled(8, list(range(8)))
-    used = Counter(queue.sample(draw(0, 1, turn)) for turn in range(4000))
-    assert len(used) == 8
+    first = Counter(filled(8, list(range(8))).sample(draw(0, 1, turn)) for turn in range(4000))
+    assert len(first) == 8
     # 500 expected, with a standard deviation of 21
-    assert all(400 < times < 600 for times in used.values())
+    assert all(400 < times < 600 for times in first.values())
+
+
+def test_beside_an_equally_fast_producer_almost_every_output_is_used() -> None:
+    """Sampled evenly over the whole queue it would be two in three."""
+    queue, used = filled(8, list(range(8))), set()
+    for turn in range(8, 500):
+        used.add(queue.sample(draw(0, 1, turn)))
+        queue.put(turn, f"output {turn}")
+    assert len(used) > 0.97 * 492
 
 
 def test_draws_follow_from_the_turn_alone() -> None:
