@@ -1,4 +1,4 @@
-"""The queue between modules: first in, first out, the least used sampled evenly, with the age of what is used."""
+"""The queue between modules: first in, first out, the least used sampled first, with ages."""
 
 from __future__ import annotations
 
