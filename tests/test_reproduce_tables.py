@@ -196,6 +196,7 @@ def test_summary_counts_verdicts() -> None:
     assert claims.summary(found) == (
         "Of 3 orderings of the paper, 2 hold here, 1 does not, and 0 cannot be told from these runs."
     )
+    assert claims.summary(found[:1]).startswith("Of 1 ordering of the paper, 1 holds here")
     assert claims.summary([]) == ""
 
 
