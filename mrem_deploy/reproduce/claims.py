@@ -81,8 +81,8 @@ def summary(findings: Sequence[Finding]) -> str:
         return ""
     number = {verdict: sum(f.verdict == verdict for f in findings) for verdict in (HOLDS, FAILS, OPEN)}
     hold, do = ("holds" if number[HOLDS] == 1 else "hold"), ("does" if number[FAILS] == 1 else "do")
-    orderings = "ordering" if len(findings) == 1 else "orderings"
+    orderings = f"{len(findings)} ordering{'' if len(findings) == 1 else 's'}"
     return (
-        f"Of {len(findings)} {orderings} of the paper, {number[HOLDS]} {hold} here, {number[FAILS]} {do} not, "
+        f"Of {orderings} of the paper, {number[HOLDS]} {hold} here, {number[FAILS]} {do} not, "
         f"and {number[OPEN]} cannot be told from these runs."
     )

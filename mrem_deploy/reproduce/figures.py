@@ -79,7 +79,7 @@ def _grouped_points(
 ) -> list[Any]:
     """A point per record: groups along the axis, series side by side within a group."""
     handles = []
-    width = 0.6 / max(1, len(series) - 1) if len(series) > 1 else 0.0
+    width = min(0.2, 0.6 / max(1, len(series) - 1))  # nearer to each other than to the next group
     for place, name in enumerate(series):
         colour, marker = _style(name)
         own = [r for r in records if r[by] == name]
@@ -93,6 +93,8 @@ def _grouped_points(
     axes.set_xticks(range(len(groups)), groups)
     axes.set_xlim(-0.5, len(groups) - 0.5)
     axes.grid(visible=False, axis="x")
+    for border in range(1, len(groups)):
+        axes.axvline(border - 0.5, color=INK, linewidth=0.8, alpha=0.25)
     axes.margins(y=0.15)
     return handles
 
@@ -312,7 +314,9 @@ def error_propagation(records: Sequence[Record], keys: Sequence[tuple[str, str]]
     for axes in panels:  # the same scale: what fewer bits cost is to be seen
         axes.set_ylim(0, 1.08 * top)
     panels[0].set_ylabel("relative error ‖f̂ − f‖ / ‖f‖")
-    panels[0].legend(loc="upper left")
+    handles, labels = panels[0].get_legend_handles_labels()
+    # Below the panels: no corner inside is free for sure.
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     caption = (
         "How far every layer's output is from full precision, with all layers before it quantized as well."
     )
