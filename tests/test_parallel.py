@@ -99,8 +99,9 @@ def test_every_module_is_trained_at_the_same_time() -> None:
         assert [step for step, _ in curve] == list(range(30))
         assert sum(loss for _, loss in curve[-5:]) < sum(loss for _, loss in curve[:5]), name
     for counted in came.log.ages.values():
-        assert set(counted) == {0, 1, 2}  # a queue of three whose entries all get used
+        assert set(counted) <= {0, 1, 2}  # a queue of three
         assert sum(counted.values()) == 30
+        assert counted[0] >= 20  # modules in turn have the same pace: the unused entry is the newest
 
 
 def test_teacher_forcing_fades_and_spares_the_first_module(forcings: list[Any]) -> None:
