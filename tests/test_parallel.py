@@ -98,7 +98,7 @@ def test_every_module_is_trained_at_the_same_time() -> None:
     for name, curve in came.log.curves.items():
         assert [step for step, _ in curve] == list(range(30))
         assert sum(loss for _, loss in curve[-5:]) < sum(loss for _, loss in curve[:5]), name
-    # A queue of three, modules in turn: the entry that is not used yet is the newest, but for the primed ones.
+    # Modules in turn: the entry of the queue that is not used yet is the newest, but for the primed ones.
     assert came.log.ages == {"module 2/3": {0: 30}, "module 3/3": {0: 27, 1: 2, 2: 1}}
 
 
