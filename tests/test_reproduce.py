@@ -229,8 +229,9 @@ def test_a_missing_model_is_fine_tuned(workshop: Path, monkeypatch: pytest.Monke
 def test_baselines_have_rows_of_their_own(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells, "in_fresh_process", here)
     argv = arguments(
-        workshop, "baselines", "main", "glue", methods="qat,gobo,mrem-s", train_size=16, qat_epochs="1+1"
-    )
+        workshop, "baselines", "main", "glue", methods="qat,gobo,mrem-s",
+        train_size=16, qat_epochs="1+1", qat_lr="5e-4",
+    )  # fmt: skip
     assert reproduce(argv) == 0
     main, glue = (
         json.loads((workshop / "baselines" / f"{name}.json").read_text(encoding="utf-8"))
@@ -239,6 +240,9 @@ def test_baselines_have_rows_of_their_own(workshop: Path, monkeypatch: pytest.Mo
     qat = next(row for row in main["rows"] if row["method"] == "qat")
     assert (qat["thousands"], qat["paper_minutes"]) == (0.016, 875)
     assert "training examples of QAT 16 (paper: all); epochs of QAT 1+1 (paper: 3+3)" in main["caption"]
+    assert "learning rate of QAT 0.0005 (the paper does not say)" in main["caption"]
+    recipes = [path.read_text(encoding="utf-8") for path in workshop.glob("baselines/cells/*/recipe.yaml")]
+    assert sum("qat_lr: 0.0005" in recipe for recipe in recipes) == 1
     assert "2-2-4: QAT scores above MREM-S" in [finding["claim"] for finding in main["orderings"]]
     gobo = {row["bits"]: row for row in glue["rows"] if row["method"] == "gobo"}
     assert set(gobo) == {"3-4-32", "2-2-32"}
@@ -257,6 +261,7 @@ def test_baselines_have_rows_of_their_own(workshop: Path, monkeypatch: pytest.Mo
         ({"methods": "magic"}, "--methods: 'magic' is unknown"),
         ({"bits": "5-5-5"}, "5 bits for weights are not supported"),
         ({"lr": "fast"}, "--lr must be a number between 0 and 1"),
+        ({"qat_lr": "2"}, "--qat-lr must be a number between 0 and 1"),
         ({"seeds": 0}, "--seeds must be a whole number of at least 1"),
         ({"what": ("teacher-forcing",)}, "there is nothing to run"),
     ],

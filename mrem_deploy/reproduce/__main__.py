@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,11 @@ def build_parser() -> argparse.ArgumentParser:
     whole("--modules", 1, "modules everywhere but in num-modules (4)")
     whole("--batch-size", 1, "examples per step (32)")
     whole("--max-length", 3, "tokens per example at most (128; SQuAD 384)")
-    plan_option("--lr", _rate, "learning rate of REM and MREM (the default of mrem quantize)")
+    plan_option("--lr", _rate("--lr"), "learning rate of REM and MREM (the default of mrem quantize)")
     whole("--eval-size", 1, "evaluate on that many random examples (all)")
     whole("--train-size", 1, "training examples of QAT (all)")
     plan_option("--qat-epochs", str, "epochs of both stages of QAT (3+3)")
+    plan_option("--qat-lr", _rate("--qat-lr"), "learning rate of QAT (the default of mrem quantize)")
     add("--per-channel", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS,
         help="one weight step per output channel, everywhere but in per-channel")  # fmt: skip
     whole("--threads", 0, "CPU threads; 0 leaves torch's choice")
@@ -125,14 +127,20 @@ def _geometry(text: str) -> str:
     return text
 
 
-def _rate(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1:
-        raise UserError(f"--lr must be a number between 0 and 1; got {text!r}", "for example --lr 1e-3")
-    return value
+def _rate(flag: str) -> Callable[[str], float]:
+    """A parser of the rate that `flag` takes."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 < value < 1:
+            problem = f"{flag} must be a number between 0 and 1; got {text!r}"
+            raise UserError(problem, f"for example {flag} 1e-3")
+        return value
+
+    return parse
 
 
 def experiment_names(what: list[str]) -> list[str]:

@@ -59,6 +59,7 @@ class Plan:
     eval_size: int = 0
     train_size: int = 0
     qat_epochs: str = "3+3"
+    qat_lr: float | None = None  # not stated by the paper
     per_channel: bool = False
     threads: int = 0
     forcing_steps: tuple[int, ...] = (250, 500, 2000, 4000)
@@ -176,6 +177,7 @@ def recipe_of(plan: Plan, subject: Subject, method: str, bits: str, **changes: A
             "max_length": plan.max_length,
             "train_size": plan.train_size,
             "qat_epochs": plan.qat_epochs,
+            "qat_lr": plan.qat_lr,
         }
     known = {item.name for item in fields(Recipe)}
     values |= {name: value for name, value in optional.items() if value is not None and name in known}
@@ -235,6 +237,8 @@ def differences(
         told.insert(0, f"{_plural(plan.seeds, 'seed')} (paper: {published.seeds})")
     if plan.batch_size != published.batch_size:
         told.append(f"batch size {plan.batch_size} (the paper does not say; {published.batch_size} is usual)")
+    if plan.qat_lr and any(recipe.method == "qat" for recipe in ours):
+        told.append(f"learning rate of QAT {plan.qat_lr:g} (the paper does not say)")
     if subject.task not in tasks:
         told.append(f"task {subject.task} (paper: {subject.paper_task})")
     if (subject.layers, subject.hidden) != geometry:
