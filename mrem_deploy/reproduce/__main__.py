@@ -104,6 +104,12 @@ def build_parser() -> argparse.ArgumentParser:
         default=2,
         help="measured steps (default 2)",
     )
+    add(
+        "--geometry-batch",
+        type=opt.whole("--geometry-batch", 1),
+        help="examples per measured step (default: --batch-size); memory is told of that batch, time is "
+        "scaled to the paper's",
+    )
     add("--encoder", metavar="MODEL", help="fine-tune a model from this one for every task without --model")
     add("--finetune-epochs", type=float, default=3.0, help="epochs of that fine-tuning (default 3)")
     return parser
@@ -172,7 +178,7 @@ def main(argv: list[str] | None = None) -> int:
     from mrem_deploy.reproduce.subjects import Finetuning, find_subjects
 
     quick, dry_run, keep = (options.pop(name) for name in ("quick", "dry_run", "keep_models"))
-    geometry, steps = options.pop("geometry"), options.pop("geometry_steps")
+    geometry, steps, batch = (options.pop(name) for name in ("geometry", "geometry_steps", "geometry_batch"))
     if geometry and not {"main", "overview"} & set(names):
         raise UserError("--geometry belongs to main and overview", "add one of them, or leave the option out")
     encoder, epochs = options.pop("encoder"), options.pop("finetune_epochs")
@@ -198,7 +204,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         cells.run(recipes)
         entries = run.present(jobs, cells, seeds)
-        entries += run.of_geometry(geometry, steps, pairs[0][0], out)
+        entries += run.of_geometry(geometry, steps, batch, pairs[0][0], out)
     except KeyboardInterrupt:
         print(
             "\ninterrupted; what is finished is kept, and the same command goes on from here", file=sys.stderr

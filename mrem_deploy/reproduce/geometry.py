@@ -194,7 +194,8 @@ def show(records: list[Record], shape: Shape) -> Shown:
                     papers = (printed[0], printed[1]) if None not in printed else None
                     found.append(claims.less(claim, own[less][key], own[more][key], unit, papers))
     plan = paper_plan("mnli")
-    batch = "" if shape.batch_size == plan.batch_size else f", scaled to batches of {plan.batch_size}"
+    scaled = shape.batch_size != plan.batch_size
+    batch = f", scaled to batches of {plan.batch_size}" if scaled else ""
     notes = [
         f"Random weights, {shape.bits}, batch {shape.batch_size} × {shape.length} tokens; means of "
         f"{shape.steps} measured steps, extrapolated to the paper's on MNLI{batch}: {plan.steps:,} a module, "
@@ -205,4 +206,9 @@ def show(records: list[Record], shape: Shape) -> Shown:
         f"process with its libraries and the cache of {plan.calib_size:,} examples; MREM-P has queues "
         "instead. Filling the cache is not in the time. The paper's figures are of V100 GPUs.",
     ]
+    if scaled:
+        notes.append(
+            f"Memory is that of batches of {shape.batch_size}, not scaled: with {plan.batch_size} the "
+            "activations of a step, most of what QAT holds, would be larger."
+        )
     return Shown(columns, records, found, [], notes)

@@ -100,14 +100,17 @@ def listing(cells: Cells, recipes: Sequence[Recipe]) -> str:
     return "\n".join([*lines, f"{len(recipes)} cells; {told}"])
 
 
-def of_geometry(names: Sequence[str], steps: int, plan: Plan, out: Path) -> list[Entry]:
-    """Time and memory of the paper's models on this machine, where they are asked for."""
+def of_geometry(names: Sequence[str], steps: int, batch: int | None, plan: Plan, out: Path) -> list[Entry]:
+    """Time and memory of the paper's models on this machine, where they are asked for.
+
+    batch: examples per measured step; None is the plan's.
+    """
     if not names:
         return []
     length = plan.max_length or LENGTH
     bits = plan.widths(("4-4-8",))[0]
     shapes = [
-        geometry.Shape(name, GEOMETRIES[name], bits, plan.batch_size, length, steps, plan.threads)
+        geometry.Shape(name, GEOMETRIES[name], bits, batch or plan.batch_size, length, steps, plan.threads)
         for name in names
     ]
     records = geometry.measure_all(shapes, plan.methods, out / "geometry")
