@@ -19,6 +19,11 @@ class Table:
     text_columns: int = 1
 
 
+def short(value: float) -> str:
+    """Three digits that count, whatever the size: times and sizes span many orders."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def md(text: str) -> str:
     """`text` literally: nothing in it becomes markup, a link or a table cell."""
     text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -189,6 +189,8 @@ def test_memory_that_does_not_fall_is_said() -> None:
     assert claims.falling("memory falls", [4.0, 3.0, 2.99], "GB").verdict == claims.OPEN
     assert claims.less("less", 1.0, 2.0, "GB").verdict == claims.HOLDS
     assert claims.less("less", 2.0, 1.0, "GB").verdict == claims.FAILS
+    large = claims.less("less", 1337.6, 44691.0, "min", (24, 882))
+    assert large.evidence == "1,338 against 44,691 min; paper 24 against 882"
 
 
 def test_summary_counts_verdicts() -> None:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from mrem_deploy.reproduce.results import Gap
+from mrem_deploy.tables import short
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be told"
 SAME = 0.02  # memory or time within this share of each other are called equal
@@ -55,9 +56,9 @@ def less(
     verdict = HOLDS if smaller < larger else FAILS
     if abs(smaller - larger) <= SAME * larger:
         verdict = OPEN
-    evidence = f"{smaller:.3g} against {larger:.3g} {unit}"
+    evidence = f"{short(smaller)} against {short(larger)} {unit}"
     if papers is not None:
-        evidence += f"; paper {papers[0]:g} against {papers[1]:g}"
+        evidence += f"; paper {short(papers[0])} against {short(papers[1])}"
     return Finding(claim, verdict, evidence)
 
 
@@ -66,7 +67,7 @@ def falling(claim: str, values: Sequence[float], unit: str) -> Finding:
     rises = any(after > before * (1 + SAME) for before, after in pairwise(values))
     flat = any(after >= before * (1 - SAME) for before, after in pairwise(values))
     verdict = FAILS if rises else OPEN if flat or len(values) < 2 else HOLDS
-    return Finding(claim, verdict, " → ".join(f"{value:.3g}" for value in values) + f" {unit}")
+    return Finding(claim, verdict, " → ".join(map(short, values)) + f" {unit}")
 
 
 def counted(claim: str, hits: int, of: int, evidence: str) -> Finding:

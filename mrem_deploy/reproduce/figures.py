@@ -30,8 +30,9 @@ from mrem_deploy.plots import (
     plot_style,
     render,
 )
-from mrem_deploy.reproduce.layout import NAMES, Record, Score, short
+from mrem_deploy.reproduce.layout import NAMES, Record, Score
 from mrem_deploy.reproduce.plan import Subject
+from mrem_deploy.tables import short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

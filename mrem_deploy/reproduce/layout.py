@@ -12,7 +12,7 @@ from mrem_deploy.reproduce.claims import Finding
 from mrem_deploy.reproduce.paper import Figure
 from mrem_deploy.reproduce.plan import Subject
 from mrem_deploy.reproduce.results import Gap, Measured
-from mrem_deploy.tables import Table
+from mrem_deploy.tables import Table, short
 from mrem_deploy.uncertainty import Spread
 
 Record = dict[str, Any]
@@ -64,11 +64,6 @@ def number(key: str, header: str, digits: int = 1) -> Column:
         return f"{value:,.{digits}f}" if is_number(value) else NONE
 
     return Column(header, show)
-
-
-def short(value: float) -> str:
-    """Three digits that count, whatever the size: times and sizes here span many orders."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def quantity(key: str, header: str) -> Column:
