@@ -248,6 +248,8 @@ def test_baselines_have_rows_of_their_own(workshop: Path, monkeypatch: pytest.Mo
     assert set(gobo) == {"3-4-32", "2-2-32"}
     assert all(row["text-classification"] is not None for row in gobo.values())
     assert gobo["3-4-32"]["megabytes"] > gobo["2-2-32"]["megabytes"]
+    assert "per-channel" not in glue["caption"]  # GOBO has no such choice to differ in
+    assert (workshop / "baselines" / "plots" / "glue.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 from mrem_deploy.config import Recipe
 from mrem_deploy.history import Answers
-from mrem_deploy.reproduce import claims, paper, run
+from mrem_deploy.reproduce import claims, figures, paper, run
 from mrem_deploy.reproduce.cells import CellResult
 from mrem_deploy.reproduce.estimate import Estimate
 from mrem_deploy.reproduce.experiments import EXPERIMENTS
@@ -339,3 +339,18 @@ def test_estimates_scale_with_the_work() -> None:
     assert shorter is not None
     assert 5 * shorter < longer < 10 * shorter
     assert known.seconds(replace(recipe, method="rem")) is not None  # from the other method's rate
+
+
+def test_the_glue_plot_has_a_line_for_every_row_with_an_average() -> None:
+    rows: list[dict[str, Any]] = [
+        {"method": "full", "bits": "32", "average": 80.0, "megabytes": 100.0, "paper_average": None},
+        {"method": "mrem-s", "bits": "2-2-8", "average": 79.0, "megabytes": 7.0, "paper_average": 83.0},
+        {"method": "Q-BERT", "bits": "2-8-8", "average": None, "paper_average": None, "paper_megabytes": 43},
+    ]
+    plot = figures.glue(rows, ["sst2"])
+    for text in ("MREM-S 2-2-8", "7 MB", "SST2 (%)", "Paper: BERT-base"):
+        assert text in plot.svg
+    assert "Q-BERT" not in plot.svg  # nothing to draw of it
+    alone = figures.glue([{**row, "paper_average": None} for row in rows], ["sst2", "rte"])
+    assert "Paper" not in alone.svg
+    assert "average of SST2, RTE (%)" in alone.svg

@@ -45,6 +45,10 @@ STYLES = {
     "REM, fewer steps": (YELLOW, "d"),
     "MREM-S": (BLUE, "o"),
     "MREM-P": (GREEN, "^"),
+    "GOBO": (SKY, "v"),
+    "TernaryBERT": (YELLOW, "P"),
+    "Q-BERT": (PINK, "X"),
+    "Quant-Noise": (ORANGE, "h"),
 }
 Parts = tuple[str, str, str, "Figure"]
 
@@ -203,6 +207,42 @@ def overview(records: Sequence[Record], score: Score, bits: str) -> Parts:
         f"At {bits}. Every panel has its own scale from 0. Of the score more is better, of all else less."
     )
     return "overview", "Four dimensions", caption, figure
+
+
+@styled
+def glue(records: Sequence[Record], tasks: Sequence[str]) -> Parts:
+    """A line per method and bits, with its size beside the point: they are too near for a plane."""
+    rows = [r for r in records if is_number(r.get("average")) or is_number(r.get("paper_average"))]
+    names = [str(NAMES.get(r["method"], r["method"])) for r in rows]
+    panels = [("", "Here"), ("paper_", "Paper: BERT-base")]
+    panels = [panel for panel in panels if np.isfinite(_column(rows, f"{panel[0]}average")).any()]
+    figure, drawn = new_figure(1.5 + 0.3 * len(rows), columns=max(1, len(panels)))
+    every = list(np.atleast_1d(drawn))
+    for axes, (prefix, heading) in zip(every, panels, strict=False):
+        averages, sizes = _column(rows, f"{prefix}average"), _column(rows, f"{prefix}megabytes")
+        for at, (name, average, size) in enumerate(zip(names, averages, sizes, strict=True)):
+            colour, marker = _style(name)
+            axes.plot(average, at, color=colour, marker=marker, markersize=8)
+            if np.isfinite(average) and np.isfinite(size):
+                axes.annotate(
+                    f"{short(size)} MB", (average, at), xytext=(8, 0), textcoords="offset points",
+                    va="center", fontsize=8,
+                )  # fmt: skip
+        axes.set_yticks(range(len(rows)), [f"{n} {r['bits']}" for n, r in zip(names, rows, strict=True)])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.grid(visible=False, axis="y")
+        low, high = np.nanmin(averages), np.nanmax(averages)
+        axes.set_xlim(low - 0.08 * (high - low) - 0.1, high + 0.3 * (high - low) + 0.1)
+        axes.set_title(heading)
+    for axes in every[1:]:
+        axes.tick_params(labelleft=False)
+    told = tasks[0].upper() if len(tasks) == 1 else f"average of {', '.join(task.upper() for task in tasks)}"
+    figure.supxlabel(f"{told} (%)", fontsize=10)
+    caption = (
+        "Score, with the size of the model beside it. The scales of the panels differ. A row has a point "
+        "where its score is known for all of these tasks."
+    )
+    return "glue", "Size and score", caption, figure
 
 
 @styled

@@ -203,6 +203,7 @@ _COMPARED = {
 _ONLY_OF = {  # elsewhere the option has no effect
     "train_size": ("qat",),
     "qat_epochs": ("qat",),
+    "per_channel": ("qat", "rem", "mrem-s", "mrem-p"),
     "modules": ("mrem-s", "mrem-p"),
     "lr": ("rem", "mrem-s", "mrem-p"),
     "calib_size": ("rem", "mrem-s", "mrem-p"),

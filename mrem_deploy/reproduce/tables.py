@@ -183,7 +183,8 @@ def glue(pairs: Sequence[tuple[Plan, Subject]], results: Results) -> Shown:
         "Averages are over the tasks shown. Rows without figures of ours are quoted from the paper. Sizes "
         "are those of the first task's model."
     )
-    return Shown(columns, records, _glue_findings(measured), [], [note], text_columns=3)
+    plot = figures.glue(records, list(tasks))
+    return Shown(columns, records, _glue_findings(measured), [plot], [note], text_columns=3)
 
 
 def _glue_record(
