@@ -90,16 +90,16 @@ def paper_plan(task: str) -> Plan:
 QUICK: dict[str, Any] = {
     "bits": ("2-2-8", "2-2-4"),
     "steps": 60,
-    "rem_steps": 30,
+    "rem_steps": 20,
     "calib_size": 512,
     "batch_size": 16,
     "lr": 1e-3,
     "eval_size": 500,
-    "train_size": 1024,
+    "train_size": 768,
     "qat_epochs": "1+1",
     "forcing_steps": (20, 60),
-    "module_counts": (1, 2, 4, 6),
-    "calib_sizes": (32, 128, 512),
+    "module_counts": (1, 2, 4),
+    "calib_sizes": (32, 512),
 }
 
 
