@@ -321,7 +321,7 @@ def deploy(
     found = validation.examine(model, evaluation, quantized, recipe.threads)
     accuracy = evaluation.accuracy()
     verdict = validation.judge(accuracy, validation.MAX_DROP)
-    noted = validation.remarks(found, recipe.spec.activation_bits, evaluation.task.kind)
+    noted = validation.remarks(found, recipe.spec.activation_bits)
     for remark in noted:
         say(f"note: {remark}")
     record = validation.full_record(

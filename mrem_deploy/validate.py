@@ -139,7 +139,7 @@ def validate(settings: Settings) -> dict[str, Any]:
     accuracy = evaluation.accuracy()
     if problem is not None:
         _recall_original(accuracy, folder, settings, problem)
-    noted = validation.remarks(found, recipe.spec.activation_bits, evaluation.task.kind)
+    noted = validation.remarks(found, recipe.spec.activation_bits)
     if found["recipe_digest"] not in (None, str(frozen.notes.get("recipe_digest"))):
         noted.append(f"{model.name} was exported from another result than the one in {folder}")
     if problem is not None:

@@ -37,7 +37,6 @@ ERROR_BATCHES = 4  # batches over which the error per layer is measured, from th
 # What to expect of ONNX against torch, by bits of the activations: fewer steps make each flip larger.
 EXPECTED_AGREEMENT = {4: 97.0}
 EXPECTED_AGREEMENT_ELSE = 99.0
-EXPECTED_ANSWERS = 96.0  # an answer is two places among hundreds, and either may flip; at any bits
 STEADY_EXAMPLES = 64  # asked once more alone, and once more behind padding
 PADDING = 16  # tokens
 ROUNDING = 1e-9  # points: 88.5 − 87.5 must not exceed 1.0 by the last bit
@@ -216,12 +215,10 @@ def judge(accuracy: Mapping[str, Any], max_drop: float) -> Verdict:
     return Verdict(drops[worst] <= max_drop + ROUNDING, drops[worst], worst, max_drop)
 
 
-def remarks(found: Mapping[str, Any], activation_bits: int, kind: str) -> list[str]:
-    """What a careful reader should be told besides the verdict; `kind` is that of the task."""
+def remarks(found: Mapping[str, Any], activation_bits: int) -> list[str]:
+    """What a careful reader should be told besides the verdict."""
     told = []
     expected = EXPECTED_AGREEMENT.get(activation_bits, EXPECTED_AGREEMENT_ELSE)
-    if kind == "question-answering":
-        expected = EXPECTED_ANSWERS
     for split, measures in found["agreement"].get(QUANTIZED, {}).items():
         share = next(iter(measures.values()))
         if share < expected:

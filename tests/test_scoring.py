@@ -167,23 +167,16 @@ def test_the_verdict(drops: tuple[float, float], allowed: float, passed: bool, w
 
 
 @pytest.mark.parametrize(
-    ("share", "bits", "kind", "told"),
-    [
-        (99.0, 8, "classification", False),
-        (98.9, 8, "classification", True),
-        (97.0, 4, "classification", False),
-        (96.0, 4, "classification", True),
-        (96.5, 8, "question-answering", False),
-        (95.9, 4, "question-answering", True),
-    ],
+    ("share", "bits", "told"),
+    [(99.0, 8, False), (98.9, 8, True), (97.0, 4, False), (96.0, 4, True)],
 )
-def test_remarks_on_disagreement(share: float, bits: int, kind: str, told: bool) -> None:
+def test_remarks_on_disagreement(share: float, bits: int, told: bool) -> None:
     nodes = {"integer": {"QGemm": 1}, "floating": {}, "floating_nodes": [], "providers": {}}
     steady = {"examples": 9, "alone": 100.0, "padded": 100.0}
     found = {"agreement": {QUANTIZED: {"dev": {"agreement": share}}}, "steady": steady, "nodes": nodes}
-    assert bool(validation.remarks(found, bits, kind)) == told
+    assert bool(validation.remarks(found, bits)) == told
     idle = {**found, "nodes": {**nodes, "integer": {}, "floating": {"MatMul": 1}}}
-    assert "no matrix product runs on integers" in validation.remarks(idle, bits, kind)[-1]
+    assert "no matrix product runs on integers" in validation.remarks(idle, bits)[-1]
 
 
 def test_outputs_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
