@@ -51,7 +51,8 @@ FEW = [
     ("qat", "2-2-8", "text-classification"),
 ]
 # What tells nothing about the model: times, memory, places and the machine.
-NOT_COMPARED = ("environment", "cost", "platform", "seconds", "load_ms", "machine")
+# The recipe's digest names the folders of the run; `recipe_digest` below is that of a fixed recipe.
+NOT_COMPARED = ("environment", "cost", "recipe_digest", "version")
 
 
 def cells() -> list[tuple[str, str, str]]:
@@ -135,7 +136,7 @@ def describe_result(folder: Path, root: Path) -> dict[str, dict[str, str]]:
         if path.suffix == ".safetensors":
             structure[name], values[name] = digest(tensor_shapes(path)), digest(tensor_bytes(path))
         elif path.suffix == ".onnx":
-            structure[name], values[name] = digest(graph_shape(path)), digest(path.read_bytes())
+            structure[name], values[name] = digest(graph_shape(path)), digest(graph_bytes(path))
         elif path.suffix == ".json" and "token" not in name:
             content = json.loads(path.read_text(encoding="utf-8").replace(str(root), "ROOT"))
             structure[name], values[name] = digest(shape_of(content)), digest(comparable(content))
@@ -172,6 +173,17 @@ def graph_shape(path: Path) -> list[Any]:
     nodes = [[n.op_type, n.domain, list(n.input), list(n.output)] for n in model.graph.node]
     tensors = [[t.name, t.data_type, list(t.dims)] for t in model.graph.initializer]
     return [[[o.domain, o.version] for o in model.opset_import], nodes, tensors]
+
+
+def graph_bytes(path: Path) -> bytes:
+    import onnx
+
+    model = onnx.load(path)
+    kept = [entry for entry in model.metadata_props if entry.key not in NOT_COMPARED]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+    model.producer_version = ""
+    return bytes(model.SerializeToString(deterministic=True))
 
 
 def shape_of(content: Any) -> Any:
