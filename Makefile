@@ -131,12 +131,12 @@ sanitize: $(READY)
 	./build/sanitize/test_training
 
 bench: $(READY)
-	$(PY) -m mrem_deploy.kernels.bench
+	$(PY) -m mrem_deploy.benchmarks.packing
 
 # -- exported models in other environments, all of them under build/ ---------------------------------------
 
 build/onnx-result: $(READY) $(wildcard export/*.py)
-	$(PY) -u tests/environments.py result $@
+	$(PY) -u tests/helpers/environments.py result $@
 	@touch $@
 
 # The same rules as above make the interpreter and PyTorch of the second environment.
@@ -144,10 +144,10 @@ optimum: $(if $(RESULT),,build/onnx-result) $(READY)
 	@$(MAKE) --no-print-directory VENV=build/optimum build/optimum/.torch
 	@installed=$$(build/optimum/bin/python -c 'from importlib.metadata import version; print(version("torch"))') && \
 	build/optimum/bin/python -m pip install --quiet "optimum-onnx[onnxruntime]" "torch==$$installed"
-	build/optimum/bin/python tests/optimum_label.py $(or $(RESULT),build/onnx-result/4-4-8 build/onnx-result/2-2-8)
+	build/optimum/bin/python tests/helpers/optimum_label.py $(or $(RESULT),build/onnx-result/4-4-8 build/onnx-result/2-2-8)
 
 oldest: $(if $(RESULT),,build/onnx-result) $(READY)
-	$(PY) -u tests/environments.py oldest $(or $(RESULT),build/onnx-result/4-4-8 build/onnx-result/2-2-8)
+	$(PY) -u tests/helpers/environments.py oldest $(or $(RESULT),build/onnx-result/4-4-8 build/onnx-result/2-2-8)
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache kernels/cpu/*.so $(READY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mrem_deploy import cli
+from mrem_deploy.base import cli
 
 EXAMPLES = """\
 examples:
@@ -39,10 +39,10 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     options = build_parser().parse_args(argv)
 
-    from mrem_deploy import artifact
+    from mrem_deploy.base.progress import say
     from mrem_deploy.export import export_onnx
     from mrem_deploy.export.profiles import find_profile
-    from mrem_deploy.progress import say
+    from mrem_deploy.quant import artifact
 
     profile = find_profile(options.profile)
     frozen = artifact.read(options.folder)

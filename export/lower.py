@@ -28,8 +28,8 @@ from mrem_deploy.export.builder import CONTRIB, Builder
 from mrem_deploy.export.profiles import Profile, carrier
 from mrem_deploy.export.skeleton import DOMAIN
 from mrem_deploy.export.tensors import PACKED_BITS, integer_tensor
-from mrem_deploy.freeze import FrozenModel, FrozenStep, FrozenWeight
-from mrem_deploy.models import Anatomy
+from mrem_deploy.models.architectures import Anatomy
+from mrem_deploy.quant.frozen import FrozenModel, FrozenStep, FrozenWeight
 
 GELU_OPSET = 20  # the first opset with Gelu
 HEADS_FIRST = [0, 2, 1, 3]  # (B, T, heads, d) ↔ (B, heads, T, d)

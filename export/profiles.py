@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from mrem_deploy.errors import UserError
+from mrem_deploy.base.errors import UserError
 
 INT2_OPSET = 25  # the first opset with INT2
 INT2_RUNTIME = "1.24.1"  # the first onnxruntime that reads it (there is no 1.24.0 on PyPI)

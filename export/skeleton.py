@@ -25,10 +25,10 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.activations import GELUActivation
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, eager_mask
 
-from mrem_deploy.freeze import FrozenModel, shell
-from mrem_deploy.models import Anatomy
-from mrem_deploy.qlayers import replace_module
-from mrem_deploy.tracing import traced
+from mrem_deploy.export.tracing import traced
+from mrem_deploy.models.architectures import Anatomy
+from mrem_deploy.quant.frozen import FrozenModel, shell
+from mrem_deploy.quant.layers import replace_module
 
 DOMAIN = "mrem"
 OPSET = 18

@@ -10,11 +10,11 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 import mrem_deploy
+from mrem_deploy.base.files import atomic_file, explained
 from mrem_deploy.export.lower import Lowering
 from mrem_deploy.export.profiles import IR_VERSIONS, choose_opset, find_profile
 from mrem_deploy.export.skeleton import trace
-from mrem_deploy.files import atomic_file, explained
-from mrem_deploy.freeze import FrozenModel
+from mrem_deploy.quant.frozen import FrozenModel
 
 LARGEST_FILE = 2**31 - 2**24  # protobuf ends at 2 GiB; above, the tensors go into a file beside the graph
 

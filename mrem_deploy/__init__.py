@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mrem_deploy.artifact import load as load
+    from mrem_deploy.quant.artifact import load as load
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "load"]
@@ -16,7 +16,7 @@ __all__ = ["__version__", "load"]
 
 def __getattr__(name: str) -> Any:
     if name == "load":
-        from mrem_deploy.artifact import load
+        from mrem_deploy.quant.artifact import load
 
         return load
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from mrem_deploy import cli
+from mrem_deploy.base import cli
 
 VERBS = {
     "quantize": "a fine-tuned encoder in, a low-bit one with its proof out",

@@ -10,8 +10,8 @@ import argparse
 import importlib
 import sys
 
-from mrem_deploy import cli
-from mrem_deploy.errors import UserError
+from mrem_deploy.base import cli
+from mrem_deploy.base.errors import UserError
 
 VERBS = {
     "footprint": "peak memory of a quantized training step, fused ops against ordinary autograd",
@@ -22,6 +22,7 @@ VERBS = {
     "schedule": "MREM-P on many devices, simulated, against synchronous pipelines",
     "step": "a training step of a quantized module against the same step unquantized",
 }
+MODULES = {"latency": "latency.verb"}  # where the verb is not the module
 EXAMPLES = """\
 examples:
   python -m mrem_deploy.benchmark kernels --threads 1
@@ -51,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     verb = arguments[0]
     if verb not in VERBS:
         raise UserError(f"there is no benchmark {verb!r}", f"choose among {', '.join(VERBS)}")
-    benchmark = importlib.import_module(f"mrem_deploy.benchmarks.{verb}")
+    benchmark = importlib.import_module(f"mrem_deploy.benchmarks.{MODULES.get(verb, verb)}")
     parser = argparse.ArgumentParser(
         prog=f"mrem benchmark {verb}",
         description=benchmark.__doc__,
@@ -63,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
 
     import torch
 
-    from mrem_deploy import environment
+    from mrem_deploy.base import machine
     from mrem_deploy.benchmarks import output
 
     folder = output.check_folder(options.out)
@@ -73,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     result = benchmark.run(options)
     print(f"{result.table}\n\n{result.summary}")
     if folder is not None:
-        for path in output.write(result, folder, environment.describe(), load):
+        for path in output.write(result, folder, machine.describe(), load):
             print(f"written: {path}")
     return 0
 

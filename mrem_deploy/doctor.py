@@ -11,8 +11,9 @@ import importlib
 import sys
 from collections.abc import Iterable
 
-from mrem_deploy import cli, environment
-from mrem_deploy.errors import UserError
+from mrem_deploy.base import cli
+from mrem_deploy.base import machine as environment
+from mrem_deploy.base.errors import UserError
 from mrem_deploy.kernels import backends
 
 EXAMPLES = """\

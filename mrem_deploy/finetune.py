@@ -19,24 +19,23 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mrem_deploy import cli
-from mrem_deploy.batching import Encoded, encode
-from mrem_deploy.checks import check_device, check_out
-from mrem_deploy.data import CLASSES, Columns, Task, TaskData, Texts, label_order, open_task, sample
-from mrem_deploy.environment import PeakMemory, describe
-from mrem_deploy.errors import UserError
-from mrem_deploy.evaluate import predict, torch_predictor
-from mrem_deploy.files import atomic_folder, write_json
-from mrem_deploy.judging import judge_for
-from mrem_deploy.loading import check_max_length, load_model, quiet_transformers
-from mrem_deploy.memory import keep_large_blocks
-from mrem_deploy.progress import say
-from mrem_deploy.squad import Windows
-from mrem_deploy.squad_data import Questions
-from mrem_deploy.tagging import TaggedTexts, TaggedTokens
-from mrem_deploy.tasks import defaults_of
+from mrem_deploy.base import cli
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.files import atomic_folder, write_json
+from mrem_deploy.base.machine import PeakMemory, describe, keep_large_blocks
+from mrem_deploy.base.progress import say
+from mrem_deploy.data.encoded import Encoded, encode
+from mrem_deploy.data.squad import Windows
+from mrem_deploy.data.squad_data import Questions
+from mrem_deploy.data.tagging import TaggedTexts, TaggedTokens
+from mrem_deploy.data.task_data import CLASSES, Columns, Task, TaskData, Texts, label_order, open_task, sample
+from mrem_deploy.data.tasks import defaults_of
+from mrem_deploy.evaluate.predict import predict, torch_predictor
+from mrem_deploy.evaluate.scorers import judge_for
+from mrem_deploy.models.loading import check_max_length, load_model, quiet_transformers
+from mrem_deploy.preflight import check_device, check_out
 from mrem_deploy.train.checkpoint import CheckpointStore
-from mrem_deploy.train.finetuning import LoopSettings, train_on_labels
+from mrem_deploy.train.supervised import LoopSettings, train_on_labels
 
 RECORD = "finetune.json"  # its presence marks a folder as ours to replace
 RECORD_FORMAT = 1

@@ -15,9 +15,19 @@ import psutil
 import torch
 from transformers import PreTrainedModel
 
-from mrem_deploy import artifact, environment, validation
-from mrem_deploy.batching import BatchSchedule, Encoded, encode
-from mrem_deploy.checks import (
+from mrem_deploy.base import machine
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.files import atomic_folder, write_json, write_text
+from mrem_deploy.base.machine import keep_large_blocks
+from mrem_deploy.base.progress import say
+from mrem_deploy.data.encoded import BatchSchedule, Encoded, encode
+from mrem_deploy.data.task_data import Columns, TaskData, open_task, sample
+from mrem_deploy.deploy import validation
+from mrem_deploy.evaluate.evaluation import Evaluation, evaluate, judge_of, weights_digest
+from mrem_deploy.evaluate.predict import layer_errors
+from mrem_deploy.models.loading import load_model
+from mrem_deploy.models.partition import module_cuts
+from mrem_deploy.preflight import (
     check_device,
     check_export,
     check_kernels,
@@ -26,31 +36,23 @@ from mrem_deploy.checks import (
     check_out,
     check_workers,
 )
-from mrem_deploy.config import Recipe, module_count, parse_epochs, parse_megabytes, parse_modules
-from mrem_deploy.data import Columns, TaskData, open_task, sample
-from mrem_deploy.errors import UserError
-from mrem_deploy.evaluate import layer_errors
-from mrem_deploy.files import atomic_folder, write_json, write_text
-from mrem_deploy.freeze import MEBIBYTE, FrozenModel, build, freeze
-from mrem_deploy.history import write_history
-from mrem_deploy.initialise import initial_steps
-from mrem_deploy.loading import load_model
-from mrem_deploy.memory import keep_large_blocks
-from mrem_deploy.mixed import choose_bits
-from mrem_deploy.partition import module_cuts
-from mrem_deploy.progress import say
-from mrem_deploy.qlayers import QuantSpec, activation_points, insert_quantizers, prepare
-from mrem_deploy.report import write_report
-from mrem_deploy.scoring import Evaluation, evaluate, judge_of, weights_digest
-from mrem_deploy.train import launch
+from mrem_deploy.quant import artifact
+from mrem_deploy.quant.calibrate import initial_steps
+from mrem_deploy.quant.frozen import MEBIBYTE, FrozenModel, build, freeze
+from mrem_deploy.quant.layers import QuantSpec, activation_points, insert_quantizers, prepare
+from mrem_deploy.quant.mixed import choose_bits
+from mrem_deploy.recipe import Recipe, module_count, parse_epochs, parse_megabytes, parse_modules
+from mrem_deploy.report.page import write_report
+from mrem_deploy.result import write_history
 from mrem_deploy.train.checkpoint import CheckpointStore
-from mrem_deploy.train.crew import Crew
-from mrem_deploy.train.held import share_steps
-from mrem_deploy.train.mrem import TrainSettings
-from mrem_deploy.train.parallel import ParallelSettings, train_parallel
+from mrem_deploy.train.module import TrainSettings
+from mrem_deploy.train.mrem_p import launch
+from mrem_deploy.train.mrem_p.crew import Crew
+from mrem_deploy.train.mrem_p.rank import ParallelSettings, train_parallel
+from mrem_deploy.train.mrem_p.shards import share_steps
+from mrem_deploy.train.mrem_s import CacheSettings, TrainLog, train_sequential
 from mrem_deploy.train.qat import QatSettings, train_qat
 from mrem_deploy.train.rem import train_rem
-from mrem_deploy.train.sequential import CacheSettings, TrainLog, train_sequential
 
 ERROR_BATCHES = 4  # batches over which the error per layer is measured, before and after training
 BITS_CHECKPOINT = "bits"
@@ -114,7 +116,7 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
             "continuing the interrupted run" if store.resumed else "no interrupted run found; starting afresh"
         )
 
-    with environment.PeakMemory(device) as memory:
+    with machine.PeakMemory(device) as memory:
         train_started, cpu_started = time.perf_counter(), time.process_time()
         mixed = _chosen_bits(teacher, recipe, calibration, store, crew) if recipe.chooses_bits else None
         layer_bits = tuple(mixed["layers"].items()) if mixed else ()
@@ -174,7 +176,7 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
             "calibration_samples": len(calibration),
             "stages": log.seconds,
         },
-        "environment": environment.describe(),
+        "environment": machine.describe(),
     }
     if recipe.method == "mrem-p":
         result["parallel"] = {

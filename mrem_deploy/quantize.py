@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mrem_deploy import cli
+from mrem_deploy.base import cli
 
 EXAMPLES = """\
 examples:
@@ -30,7 +30,7 @@ examples:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    from mrem_deploy.config import add_options
+    from mrem_deploy.recipe import add_options
 
     parser = argparse.ArgumentParser(
         prog="mrem quantize",
@@ -52,13 +52,13 @@ def main(argv: list[str] | None = None) -> int:
     arguments = vars(build_parser().parse_args(argv))
     config, resume = arguments.pop("config"), arguments.pop("resume")
 
-    from mrem_deploy.config import from_yaml, make_recipe
     from mrem_deploy.pipeline import quantize
+    from mrem_deploy.recipe import from_yaml, make_recipe
 
     values: dict[str, Any] = from_yaml(Path(config)) if config else {}
     values.update(arguments)
     if not {"model", "task", "data"} & values.keys():
-        from mrem_deploy.starter import starter_options
+        from mrem_deploy.demo import starter_options
 
         values = {**starter_options(), **values}
     recipe = make_recipe(values)

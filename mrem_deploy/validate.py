@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mrem_deploy import cli
-from mrem_deploy.errors import UserError
+from mrem_deploy.base import cli
+from mrem_deploy.base.errors import UserError
 
 if TYPE_CHECKING:
-    from mrem_deploy.config import Recipe
-    from mrem_deploy.scoring import Evaluation
+    from mrem_deploy.evaluate.evaluation import Evaluation
+    from mrem_deploy.recipe import Recipe
 
 EXIT_FAILED = 1
 EXAMPLES = """\
@@ -109,14 +109,15 @@ def validate(settings: Settings) -> dict[str, Any]:
     """Examine one ONNX file of a result folder; the content of validation.json, which it writes."""
     import torch
 
-    from mrem_deploy import artifact, runtime, validation
+    from mrem_deploy.base.files import write_json
+    from mrem_deploy.base.progress import say
     from mrem_deploy.benchmarks.output import check_folder
-    from mrem_deploy.evaluate import torch_predictor
-    from mrem_deploy.files import write_json
-    from mrem_deploy.freeze import build
-    from mrem_deploy.loading import load_tokenizer
-    from mrem_deploy.progress import say
-    from mrem_deploy.scoring import QUANTIZED, Evaluation
+    from mrem_deploy.deploy import runtime, validation
+    from mrem_deploy.evaluate.evaluation import QUANTIZED, Evaluation
+    from mrem_deploy.evaluate.predict import torch_predictor
+    from mrem_deploy.models.loading import load_tokenizer
+    from mrem_deploy.quant import artifact
+    from mrem_deploy.quant.frozen import build
 
     folder = settings.folder
     frozen = artifact.read(folder)
@@ -180,7 +181,7 @@ def onnx_file(settings: Settings) -> Path:
 
 def recipe_of(settings: Settings) -> Recipe:
     """The recipe of the folder, with what the options say about this machine."""
-    from mrem_deploy.config import from_yaml, make_recipe
+    from mrem_deploy.recipe import from_yaml, make_recipe
 
     path = settings.folder / "recipe.yaml"
     if not path.is_file():
@@ -191,7 +192,7 @@ def recipe_of(settings: Settings) -> Recipe:
 
 
 def _open_data(recipe: Recipe) -> Any:
-    from mrem_deploy.data import Columns, open_task
+    from mrem_deploy.data.task_data import Columns, open_task
 
     columns = Columns(recipe.text_column, recipe.text_pair_column, recipe.label_column)
     try:
@@ -205,8 +206,8 @@ def _open_data(recipe: Recipe) -> Any:
 
 def ask_original(evaluation: Evaluation, recipe: Recipe, head: str) -> UserError | None:
     """Let the full-precision model answer; where it cannot be loaded, why not."""
-    from mrem_deploy.loading import load_model
-    from mrem_deploy.progress import say
+    from mrem_deploy.base.progress import say
+    from mrem_deploy.models.loading import load_model
 
     try:
         teacher, _ = load_model(str(recipe.model), head)
@@ -249,8 +250,8 @@ def _recall_original(accuracy: dict[str, Any], folder: Path, settings: Settings,
 def summary(record: dict[str, Any]) -> str:
     """What a person wants to see."""
     from mrem_deploy.benchmarks.output import table
-    from mrem_deploy.runtime import Census
-    from mrem_deploy.validation import table_rows
+    from mrem_deploy.deploy.runtime import Census
+    from mrem_deploy.deploy.validation import table_rows
 
     onnx = record["onnx"]
     steady = onnx["steady"]

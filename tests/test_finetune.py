@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file
 from tiny_bert import NEGATIVE, POSITIVE, save_tiny_bert
 
-from mrem_deploy import cli
 from mrem_deploy import finetune as verb
-from mrem_deploy.errors import UserError
+from mrem_deploy.base import cli
+from mrem_deploy.base.errors import UserError
 from mrem_deploy.finetune import FinetuneSettings, finetune
-from mrem_deploy.loading import load_model
-from mrem_deploy.train import finetuning
-from mrem_deploy.train.finetuning import LoopSettings, learning_rate, task_loss
+from mrem_deploy.models.loading import load_model
+from mrem_deploy.train import supervised
+from mrem_deploy.train.supervised import LoopSettings, learning_rate, task_loss
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def settings(tmp_path: Path) -> FinetuneSettings:
 
 def kill_at(stop: int | None, patched: pytest.MonkeyPatch) -> list[int]:
     """Interrupt the training before step `stop`; returns the list of steps that were begun."""
-    step_seed, begun = finetuning._step_seed, []
+    step_seed, begun = supervised._step_seed, []
 
     def watched(seed: int, step: int) -> int:
         if step == stop:
@@ -77,7 +77,7 @@ def kill_at(stop: int | None, patched: pytest.MonkeyPatch) -> list[int]:
         begun.append(step)
         return step_seed(seed, step)
 
-    patched.setattr(finetuning, "_step_seed", watched)
+    patched.setattr(supervised, "_step_seed", watched)
     return begun
 
 
@@ -216,7 +216,7 @@ def test_loss_by_hand() -> None:
 def test_a_loss_that_is_not_a_number_stops_the_run(
     settings: FinetuneSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finetuning, "task_loss", lambda logits, labels: logits.sum() * float("nan"))
+    monkeypatch.setattr(supervised, "task_loss", lambda logits, labels: logits.sum() * float("nan"))
     with pytest.raises(UserError, match="diverged") as caught:
         finetune(settings)
     assert "--lr" in caught.value.remedy

@@ -18,9 +18,14 @@ from tiny_job import job_in as job
 from torch import nn
 
 import mrem_deploy
-from mrem_deploy import artifact, cli, evaluate, loading, pipeline, quantize, scoring, sources
-from mrem_deploy.data import TaskData, open_task
-from mrem_deploy.train.sequential import TrainLog
+from mrem_deploy import pipeline, quantize
+from mrem_deploy.base import cli
+from mrem_deploy.data import sources
+from mrem_deploy.data.task_data import TaskData, open_task
+from mrem_deploy.evaluate import evaluation, predict
+from mrem_deploy.models import loading
+from mrem_deploy.quant import artifact
+from mrem_deploy.train.mrem_s import TrainLog
 
 METHODS = ("mrem-s", "rem", "ptq")
 FILES = {
@@ -69,7 +74,7 @@ def answers(model: nn.Module, workshop: Path) -> np.ndarray:
     _, tokenizer = loading.load_model(workshop / "model", "sequence-classification")
     texts = open_task("text-classification", str(workshop / "data")).evaluation()["dev"]
     encoded = pipeline.encode(tokenizer, texts, POSITIONS)
-    return np.stack(evaluate.predict(evaluate.torch_predictor(model), encoded, "test"))
+    return np.stack(predict.predict(predict.torch_predictor(model), encoded, "test"))
 
 
 # --- the result folder -------------------------------------------------------------------------
@@ -300,7 +305,7 @@ def test_calibration_needs_no_labels_and_takes_none_of_the_evaluation_texts(
         return encode(tokenizer, texts, length)
 
     monkeypatch.setattr(pipeline, "encode", watched)
-    monkeypatch.setattr(scoring, "encode", watched)
+    monkeypatch.setattr(evaluation, "encode", watched)
     monkeypatch.setattr(pipeline, "train", lambda *args, **options: seen.clear() or TrainLog())
     train = [{"text": row["text"]} for row in sentences(40, seed=1)]
     write_jsonl(workshop / "bare" / "train.jsonl", train)

@@ -13,10 +13,12 @@ from tiny_bert import save_tiny_bert
 from tiny_job import Job
 from tiny_squad import CONTEXT, question, write_conll, write_reading, write_squad
 
-from mrem_deploy import __main__, cli, validation
-from mrem_deploy.config import Recipe
+from mrem_deploy import __main__
+from mrem_deploy.base import cli
+from mrem_deploy.deploy import validation
 from mrem_deploy.finetune import FinetuneSettings, finetune
 from mrem_deploy.finetune import main as finetune_main
+from mrem_deploy.recipe import Recipe
 
 LENGTH = 24  # contexts of more words fill several windows
 # task: its data, the passes over them that a tiny model needs

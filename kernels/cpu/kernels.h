@@ -2,7 +2,7 @@
 //
 // They know contiguous runs of floats and nothing else; shapes, strides, blocks and threads are in
 // training.cpp. The formulas are written once, in kernels_impl.h, and compiled per instruction set by
-// kernels_<isa>.cpp. All of them follow mrem_deploy/kernels/reference_ops.py: a true division, round half to
+// kernels_<isa>.cpp. All of them follow mrem_deploy/kernels/numpy_packing.py: a true division, round half to
 // even, NaN stays NaN.
 //
 // What a reader would get wrong: every sum runs in sixteen float64 lanes on every instruction set (element i

@@ -1,5 +1,5 @@
 // The contract is in training.h; the formulas of TWN and LAQ are those of
-// mrem_deploy/kernels/reference_ops.py.
+// mrem_deploy/kernels/numpy_packing.py.
 #include "training.h"
 
 #include <algorithm>

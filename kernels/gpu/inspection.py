@@ -23,7 +23,7 @@ import torch
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
-from mrem_deploy.errors import UserError
+from mrem_deploy.base.errors import UserError
 from mrem_deploy.kernels.gpu import linear as linear_op
 from mrem_deploy.kernels.gpu import ops
 from mrem_deploy.kernels.gpu.launching import INTERPRETED, Compiled, compiling_for
@@ -214,6 +214,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from mrem_deploy import cli
+    from mrem_deploy.base import cli
 
     raise SystemExit(cli.run(main))

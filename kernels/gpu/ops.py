@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from mrem_deploy.kernels import reference_ops
+from mrem_deploy.kernels import reference
 from mrem_deploy.kernels.gpu import fake_quant as elementwise
 from mrem_deploy.kernels.gpu import linear as linear_op
 from mrem_deploy.kernels.gpu import matmul as matmul_op
@@ -36,11 +36,11 @@ def _serves_product(x: Tensor, summed: int, left: Grid, right: Grid) -> bool:
 
 
 def fake_quant(x: Tensor, scale: Tensor, grid: Grid) -> Tensor:
-    return (elementwise if _serves(x, grid) else reference_ops).fake_quant(x, scale, grid)
+    return (elementwise if _serves(x, grid) else reference).fake_quant(x, scale, grid)
 
 
 def fake_quant_backward(grad: Tensor, x: Tensor, scale: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-    serving = elementwise if _serves(x, grid) else reference_ops
+    serving = elementwise if _serves(x, grid) else reference
     return serving.fake_quant_backward(grad, x, scale, grid)
 
 
@@ -54,7 +54,7 @@ def linear(
     w_grid: Grid,
     threshold: Tensor | None,
 ) -> Tensor:
-    serving = linear_op if _serves_product(x, x.shape[-1], x_grid, w_grid) else reference_ops
+    serving = linear_op if _serves_product(x, x.shape[-1], x_grid, w_grid) else reference
     return serving.linear(x, weight, bias, x_scale, x_grid, w_scale, w_grid, threshold)
 
 
@@ -71,29 +71,29 @@ def linear_backward(
     need_x: bool,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    serving = linear_op if _serves_product(x, 1, x_grid, w_grid) else reference_ops
+    serving = linear_op if _serves_product(x, 1, x_grid, w_grid) else reference
     operands = (grad, x, weight, x_scale, x_grid, w_scale, w_grid, threshold)
     return serving.linear_backward(*operands, learned, need_x, need_weight)
 
 
 def matmul(a: Tensor, b: Tensor, a_scale: Tensor, a_grid: Grid, b_scale: Tensor, b_grid: Grid) -> Tensor:
-    serving = matmul_op if _serves_product(a, a.shape[-1], a_grid, b_grid) else reference_ops
+    serving = matmul_op if _serves_product(a, a.shape[-1], a_grid, b_grid) else reference
     return serving.matmul(a, b, a_scale, a_grid, b_scale, b_grid)
 
 
 def matmul_backward(
     grad: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, a_grid: Grid, b_scale: Tensor, b_grid: Grid
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    serving = matmul_op if _serves_product(a, 1, a_grid, b_grid) else reference_ops
+    serving = matmul_op if _serves_product(a, 1, a_grid, b_grid) else reference
     return serving.matmul_backward(grad, a, b, a_scale, a_grid, b_scale, b_grid)
 
 
 def twn(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
-    return (weight_scales if _serves(weight) else reference_ops).twn(weight, per_row)
+    return (weight_scales if _serves(weight) else reference).twn(weight, per_row)
 
 
 def laq(
     weight: Tensor, start: Tensor, diagonal: Tensor | None, grid: Grid, iterations: int, per_row: bool
 ) -> Tensor:
-    serving = weight_scales if _serves(weight, grid) else reference_ops
+    serving = weight_scales if _serves(weight, grid) else reference
     return serving.laq(weight, start, diagonal, grid, iterations, per_row)

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 import triton
 
-from mrem_deploy.errors import UserError
-from mrem_deploy.files import cache_folder, write_json
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.files import cache_folder, write_json
 from mrem_deploy.kernels.gpu.launching import INTERPRETED, is_dry_run, vendor
 
 VARIABLE = "MREM_TUNE"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from mrem_deploy.base.errors import UserError
 from mrem_deploy.benchmarks.unfused import unfused
-from mrem_deploy.errors import UserError
 from mrem_deploy.kernels import backends
 
 UNFUSED = "unfused"

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from mrem_deploy.base.progress import track
 from mrem_deploy.benchmarks import options as opt
 from mrem_deploy.benchmarks.contenders import CONTENDERS, computing_with, contender, present
 from mrem_deploy.benchmarks.geometry import parse_geometry
 from mrem_deploy.benchmarks.output import Result, table
-from mrem_deploy.progress import track
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,16 +79,16 @@ def measure(options: argparse.Namespace, bits: str, name: str) -> dict[str, Any]
     import psutil
     import torch
 
+    from mrem_deploy.base.machine import MB, PeakMemory
     from mrem_deploy.benchmarks.geometry import random_model, random_tokens
     from mrem_deploy.benchmarks.quantized import names_outside
     from mrem_deploy.benchmarks.step import unquantized_student
-    from mrem_deploy.config import Recipe
-    from mrem_deploy.environment import MB, PeakMemory
-    from mrem_deploy.models import carve
-    from mrem_deploy.partition import module_cuts
+    from mrem_deploy.models.architectures import carve
+    from mrem_deploy.models.partition import module_cuts
     from mrem_deploy.pipeline import make_student
-    from mrem_deploy.qlayers import prepare
-    from mrem_deploy.train.mrem import ModuleTrainer, TrainSettings
+    from mrem_deploy.quant.layers import prepare
+    from mrem_deploy.recipe import Recipe
+    from mrem_deploy.train.module import ModuleTrainer, TrainSettings
 
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -157,7 +157,7 @@ def _summary(options: argparse.Namespace) -> str:
 
 
 def _draw(rows: list[dict[str, Any]]) -> Figure:
-    from mrem_deploy.plots import BLUE, SKY, new_figure
+    from mrem_deploy.report.plots import BLUE, SKY, new_figure
 
     figure, axes = new_figure(1.5 + 0.34 * len(rows))
     at = range(len(rows))

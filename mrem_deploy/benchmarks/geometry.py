@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mrem_deploy.errors import UserError
+from mrem_deploy.base.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from mrem_deploy.batching import Encoded
+    from mrem_deploy.data.encoded import Encoded
 
 POSITIONS = 512  # the longest input, as in every published BERT
 LABELS = 3  # MNLI's
@@ -85,7 +85,7 @@ def random_model(geometry: Geometry, seed: int) -> PreTrainedModel:
 
 def random_tokens(geometry: Geometry, examples: int, length: int, seed: int) -> Encoded:
     """Sentences of exactly `length` tokens, the heaviest case: no padding to save anything on."""
-    from mrem_deploy.batching import Encoded
+    from mrem_deploy.data.encoded import Encoded
 
     ids = np.random.default_rng(seed).integers(
         0, geometry.vocabulary, size=(examples, length), dtype=np.int32

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.machine import keep_large_blocks
+from mrem_deploy.base.progress import bar, say
 from mrem_deploy.benchmarks import kernels_gpu
 from mrem_deploy.benchmarks import options as opt
 from mrem_deploy.benchmarks.output import Result, table
 from mrem_deploy.benchmarks.timing import Comparison, interleave, timed
-from mrem_deploy.errors import UserError
-from mrem_deploy.kernels import backends, ops, reference_ops
-from mrem_deploy.memory import keep_large_blocks
+from mrem_deploy.kernels import backends, ops, reference
 from mrem_deploy.numerics import activation_grid
-from mrem_deploy.progress import bar, say
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -144,9 +144,9 @@ def _learnable(x: torch.Tensor, grad: torch.Tensor) -> Gradients:
 
 def _compiled() -> Contender:
     """Forward and backward compiled, and joined by autograd as the others are."""
-    forward = torch.compile(lambda x, step: reference_ops.fake_quant(x, step, GRID), fullgraph=True)
+    forward = torch.compile(lambda x, step: reference.fake_quant(x, step, GRID), fullgraph=True)
     backward = torch.compile(
-        lambda grad, x, step: reference_ops.fake_quant_backward(grad, x, step, GRID), fullgraph=True
+        lambda grad, x, step: reference.fake_quant_backward(grad, x, step, GRID), fullgraph=True
     )
 
     class Compiled(torch.autograd.Function):
@@ -247,7 +247,7 @@ def _summary(rows: list[dict[str, Any]], absent: dict[str, str]) -> str:
 
 
 def _draw(rows: list[dict[str, Any]]) -> Figure:
-    from mrem_deploy.plots import BLUE, ORANGE, new_figure
+    from mrem_deploy.report.plots import BLUE, ORANGE, new_figure
 
     figure, axes = new_figure(1.5 + 0.3 * len(rows))
     at = range(len(rows))

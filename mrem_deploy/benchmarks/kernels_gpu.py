@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from mrem_deploy.base.errors import UserError
 from mrem_deploy.benchmarks.output import table
 from mrem_deploy.benchmarks.timing import Comparison, interleave
-from mrem_deploy.errors import UserError
-from mrem_deploy.kernels import reference_ops
+from mrem_deploy.kernels import reference
 from mrem_deploy.numerics import activation_grid, asymmetric_grid, symmetric_grid
 
 HIDDEN, WIDE, HEADS, HEAD = 768, 3072, 12, 64  # BERT-base
@@ -31,8 +31,8 @@ def run_gpu(tokens: int = 4096, length: int = 128, rounds: int = 30, warmup: int
 
     rows = []
     for name, call in _cases(tokens, length).items():
-        agrees = _agrees(call(ops), call(reference_ops))
-        contenders = {"triton": _timed(call, ops), "torch": _timed(call, reference_ops)}
+        agrees = _agrees(call(ops), call(reference))
+        contenders = {"triton": _timed(call, ops), "torch": _timed(call, reference)}
         seconds = interleave(contenders, rounds, warmup)
         compared = Comparison(base=seconds["torch"], other=seconds["triton"])
         rows.append(

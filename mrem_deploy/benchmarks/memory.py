@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.progress import say
 from mrem_deploy.benchmarks import options as opt
 from mrem_deploy.benchmarks.geometry import parse_geometry
 from mrem_deploy.benchmarks.memory_job import MB, Job, cache_megabytes, in_fresh_process
 from mrem_deploy.benchmarks.output import Result, table
-from mrem_deploy.config import parse_megabytes
-from mrem_deploy.errors import UserError
-from mrem_deploy.progress import say
+from mrem_deploy.recipe import parse_megabytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -197,7 +197,7 @@ def _summary(rows: list[dict[str, Any]], options: argparse.Namespace, full_cache
 
 
 def _draw(rows: list[dict[str, Any]], options: argparse.Namespace, limit_mb: float) -> Figure:
-    from mrem_deploy.plots import BLUE, INK, ORANGE, SKY, new_figure
+    from mrem_deploy.report.plots import BLUE, INK, ORANGE, SKY, new_figure
 
     figure, axes = new_figure(3.7)
     at = np.arange(len(rows))

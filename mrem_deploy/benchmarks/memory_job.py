@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.progress import track
 from mrem_deploy.benchmarks.geometry import Geometry, random_model, random_tokens
-from mrem_deploy.errors import UserError
-from mrem_deploy.progress import track
 
 if TYPE_CHECKING:
-    from mrem_deploy.train.cache import ActivationCache
+    from mrem_deploy.train.streams import ActivationCache
 
 MB = 2**20
 BYTES_PER_VALUE = 4
@@ -74,14 +74,13 @@ def measure(job: Job) -> dict[str, Any]:
     import psutil
     import torch
 
-    from mrem_deploy.config import Recipe
-    from mrem_deploy.environment import PeakMemory
-    from mrem_deploy.memory import keep_large_blocks
-    from mrem_deploy.models import carve
-    from mrem_deploy.partition import module_cuts
+    from mrem_deploy.base.machine import PeakMemory, keep_large_blocks
+    from mrem_deploy.models.architectures import carve
+    from mrem_deploy.models.partition import module_cuts
     from mrem_deploy.pipeline import make_student
-    from mrem_deploy.train.mrem import TrainSettings
-    from mrem_deploy.train.sequential import CacheSettings, Streams, train_module
+    from mrem_deploy.recipe import Recipe
+    from mrem_deploy.train.module import TrainSettings
+    from mrem_deploy.train.mrem_s import CacheSettings, Streams, train_module
 
     if job.threads:
         torch.set_num_threads(job.threads)
@@ -143,8 +142,8 @@ def filled_cache(job: Job) -> ActivationCache:
     """A cache with numbers in every row (an untouched page takes no memory), read back to be sure."""
     import torch
 
-    from mrem_deploy.batching import sorted_batches
-    from mrem_deploy.train.cache import ActivationCache
+    from mrem_deploy.data.encoded import sorted_batches
+    from mrem_deploy.train.streams import ActivationCache
 
     lengths = np.full(job.examples, job.length, dtype=np.int64)
     cache = ActivationCache(lengths, job.geometry.hidden, 0.0 if job.on_disk else float("inf"), job.cache_dir)

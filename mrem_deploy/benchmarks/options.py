@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mrem_deploy.base.errors import UserError
 from mrem_deploy.benchmarks.geometry import POSITIONS, SPELLING, parse_geometry
-from mrem_deploy.config import parse_bits
-from mrem_deploy.errors import UserError
+from mrem_deploy.recipe import parse_bits
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mrem_deploy.errors import UserError
-from mrem_deploy.files import atomic_file, explained, write_json
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.files import atomic_file, explained, write_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +71,7 @@ def load_average() -> list[float] | None:
 
 def write(result: Result, folder: Path, environment: dict[str, Any], load: list[float] | None) -> list[Path]:
     """NAME.json and NAME.png; returns their paths."""
-    from mrem_deploy.plots import plot_style
+    from mrem_deploy.report.plots import plot_style
 
     numbers, picture = folder / f"{result.name}.json", folder / f"{result.name}.png"
     write_json(

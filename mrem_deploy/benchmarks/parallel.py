@@ -12,12 +12,12 @@ import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.progress import say
 from mrem_deploy.benchmarks import options as opt
 from mrem_deploy.benchmarks.geometry import Geometry, parse_geometry
 from mrem_deploy.benchmarks.output import Result, table
 from mrem_deploy.benchmarks.parallel_job import Job, run_job
-from mrem_deploy.errors import UserError
-from mrem_deploy.progress import say
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -117,7 +117,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def geometry_of(model: str) -> Geometry:
     """The shape of a checkpoint, for tokens within its vocabulary."""
-    from mrem_deploy.loading import load_model
+    from mrem_deploy.models.loading import load_model
 
     config = load_model(model, "sequence-classification")[0].config
     return Geometry(
@@ -246,7 +246,7 @@ def _summary(rows: list[dict[str, Any]], options: argparse.Namespace, job: Job) 
 
 
 def _draw(rows: list[dict[str, Any]], options: argparse.Namespace) -> Figure:
-    from mrem_deploy.plots import BLUE, ORANGE, SKY, new_figure
+    from mrem_deploy.report.plots import BLUE, ORANGE, SKY, new_figure
 
     figure, (left, right) = new_figure(3.4, columns=2)
     timed = [row for row in rows if row["speed_up"] is not None]

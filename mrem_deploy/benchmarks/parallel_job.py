@@ -41,7 +41,7 @@ class Job:
 
 def run_job(job: Job) -> dict[str, Any]:
     """In `job.workers` new processes; no process of one run has memory or threads of another."""
-    from mrem_deploy.train.launch import launch
+    from mrem_deploy.train.mrem_p.launch import launch
 
     return launch(measure, (job,), job.workers, max_restarts=0)
 
@@ -50,14 +50,14 @@ def measure(job: Job) -> dict[str, Any]:
     """In each of the processes: train all modules and report where the time went."""
     import torch
 
-    from mrem_deploy.config import Recipe
-    from mrem_deploy.memory import keep_large_blocks
-    from mrem_deploy.partition import module_cuts
+    from mrem_deploy.base.machine import keep_large_blocks
+    from mrem_deploy.models.partition import module_cuts
     from mrem_deploy.pipeline import make_student
-    from mrem_deploy.train.launch import crew_of
-    from mrem_deploy.train.mrem import TrainSettings
-    from mrem_deploy.train.parallel import ParallelSettings, train_parallel
-    from mrem_deploy.train.sequential import CacheSettings, train_sequential
+    from mrem_deploy.recipe import Recipe
+    from mrem_deploy.train.module import TrainSettings
+    from mrem_deploy.train.mrem_p.launch import crew_of
+    from mrem_deploy.train.mrem_p.rank import ParallelSettings, train_parallel
+    from mrem_deploy.train.mrem_s import CacheSettings, train_sequential
 
     with crew_of(HOUR) as crew:
         torch.set_num_threads(job.threads)
@@ -93,6 +93,6 @@ def measure(job: Job) -> dict[str, Any]:
 def _model(job: Job) -> Any:
     if job.model is None:
         return random_model(job.geometry, job.seed)
-    from mrem_deploy.loading import load_model
+    from mrem_deploy.models.loading import load_model
 
     return load_model(job.model, "sequence-classification")[0]

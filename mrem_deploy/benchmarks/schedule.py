@@ -12,12 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.progress import bar
 from mrem_deploy.benchmarks import options as opt
 from mrem_deploy.benchmarks.output import Result, table
 from mrem_deploy.benchmarks.simulator import Outcome, World, gpipe, gpipe_bubble, pipedream, simulate
-from mrem_deploy.errors import UserError
-from mrem_deploy.progress import bar
-from mrem_deploy.train.schedule import Plan
+from mrem_deploy.train.mrem_p.schedule import Plan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -214,7 +214,7 @@ def _summary(rows: list[dict[str, Any]], options: argparse.Namespace, usual: int
 
 
 def _draw(rows: list[dict[str, Any]], options: argparse.Namespace, usual: int) -> Figure:
-    from mrem_deploy.plots import BLUE, GREEN, INK, ORANGE, PINK, new_figure
+    from mrem_deploy.report.plots import BLUE, GREEN, INK, ORANGE, PINK, new_figure
 
     figure, (left, right) = new_figure(3.6, columns=2)
     counts = list(options.modules)

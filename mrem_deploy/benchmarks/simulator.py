@@ -15,8 +15,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from mrem_deploy.train.schedule import OUTBOX_ENTRIES, Action, ModuleSchedule, Plan
-from mrem_deploy.train.stale_queue import Outbox, StaleQueue, draw, mean_age
+from mrem_deploy.train.mrem_p.schedule import OUTBOX_ENTRIES, Action, ModuleSchedule, Plan
+from mrem_deploy.train.mrem_p.stale_queue import Outbox, StaleQueue, draw, mean_age
 
 BACKWARD_SHARE = 2 / 3  # of a training step of a pipeline stage; a backward pass is two forward passes
 

@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.machine import keep_large_blocks
+from mrem_deploy.base.progress import bar, say
 from mrem_deploy.benchmarks import options as opt
 from mrem_deploy.benchmarks.contenders import CONTENDERS, computing_with, contender, present
 from mrem_deploy.benchmarks.geometry import parse_geometry, random_model, random_tokens
 from mrem_deploy.benchmarks.output import Result, table
 from mrem_deploy.benchmarks.quantized import check_quantized, expected_quantizers, names_outside
 from mrem_deploy.benchmarks.timing import Comparison, interleave, timed
-from mrem_deploy.config import Recipe, parse_bits
-from mrem_deploy.errors import UserError
-from mrem_deploy.memory import keep_large_blocks
-from mrem_deploy.models import Part, anatomy, carve
+from mrem_deploy.models.architectures import Part, anatomy, carve
+from mrem_deploy.models.partition import module_cuts
 from mrem_deploy.numerics import FULL_PRECISION
-from mrem_deploy.partition import module_cuts
 from mrem_deploy.pipeline import make_student
-from mrem_deploy.progress import bar, say
-from mrem_deploy.qlayers import prepare
-from mrem_deploy.train.mrem import ModuleTrainer, TrainSettings
+from mrem_deploy.quant.layers import prepare
+from mrem_deploy.recipe import Recipe, parse_bits
+from mrem_deploy.train.module import ModuleTrainer, TrainSettings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -297,7 +297,7 @@ def _summary(rows: list[dict[str, Any]], cuts: list[int], options: argparse.Name
 
 
 def _draw(rows: list[dict[str, Any]], options: argparse.Namespace) -> Figure:
-    from mrem_deploy.plots import BLUE, INK, ORANGE, new_figure
+    from mrem_deploy.report.plots import BLUE, INK, ORANGE, new_figure
 
     figure, axes = new_figure(1.5 + 0.34 * len(rows))
     for at, row in enumerate(rows):

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from mrem_deploy import qlayers, quantizers
-from mrem_deploy.kernels.reference_ops import weight_integers
+from mrem_deploy.kernels.reference import weight_integers
 from mrem_deploy.numerics import Grid
+from mrem_deploy.quant import layers, quantizers
 
 Tensor = torch.Tensor
 
@@ -57,8 +57,8 @@ def unfused() -> Iterator[None]:
     """Inside, quantized layers compute with the functions above."""
     places: list[tuple[Any, str, Any]] = [
         (quantizers, "fake_quant", fake_quant),
-        (qlayers, "fake_quant_linear", fake_quant_linear),
-        (qlayers, "fake_quant_matmul", fake_quant_matmul),
+        (layers, "fake_quant_linear", fake_quant_linear),
+        (layers, "fake_quant_matmul", fake_quant_matmul),
     ]
     before = [(module, name, getattr(module, name)) for module, name, _ in places]
     try:

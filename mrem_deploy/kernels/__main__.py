@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from mrem_deploy import cli
+from mrem_deploy.base import cli
 from mrem_deploy.kernels.backends import describe
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from mrem_deploy.errors import UserError
+from mrem_deploy.base.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 VARIABLE = "MREM_BACKEND"
 TARGET_VARIABLE = "MREM_CPU_TARGET"  # of the extension: avx512, avx2 or scalar
 BACKENDS = {
-    "reference": "mrem_deploy.kernels.reference_ops",
-    "cpp": "mrem_deploy.kernels.cpp_ops",
+    "reference": "mrem_deploy.kernels.reference",
+    "cpp": "mrem_deploy.kernels.cpu.ops",
     "triton": "mrem_deploy.kernels.gpu.ops",
 }
 CHOICES = ("auto", *BACKENDS)
@@ -147,7 +147,7 @@ def implementation() -> ModuleType:
         return module
     if choice() != "reference":
         _warn_once()
-    return importlib.import_module("mrem_deploy.kernels.reference")
+    return importlib.import_module("mrem_deploy.kernels.reference_packing")
 
 
 @functools.cache

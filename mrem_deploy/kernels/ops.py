@@ -17,7 +17,7 @@ from dataclasses import astuple
 
 import torch
 
-from mrem_deploy.kernels import registered
+from mrem_deploy.kernels import torch_ops
 from mrem_deploy.numerics import Grid
 
 Tensor = torch.Tensor
@@ -28,7 +28,7 @@ def fake_quant(x: Tensor, scale: Tensor, grid: Grid) -> Tensor:
     """x̂, differentiable in x and in the step: one number, or one for each row (shape x.shape[:-1] + (1,))."""
     _check_values("x", x)
     _check_scale("scale", scale, x, x.shape)
-    return registered.fake_quant(x, scale, astuple(grid))
+    return torch_ops.fake_quant(x, scale, astuple(grid))
 
 
 def fake_quant_linear(
@@ -69,7 +69,7 @@ def fake_quant_linear(
             raise ValueError("a ternary weight has no learned step: give either a threshold or learned")
     rows = x.reshape(-1, x.shape[-1])
     grids = (astuple(x_grid), astuple(w_grid))
-    return registered.linear(rows, weight, bias, x_scale, w_scale, threshold, *grids, learned).reshape(
+    return torch_ops.linear(rows, weight, bias, x_scale, w_scale, threshold, *grids, learned).reshape(
         *x.shape[:-1], -1
     )
 
@@ -87,13 +87,13 @@ def fake_quant_matmul(
         if scale.numel() != 1:
             raise ValueError(f"expected one {name}, but there are {scale.numel()}")
         _check_scale(name, scale, a, a.shape)
-    return registered.matmul(a, b, a_scale, b_scale, astuple(a_grid), astuple(b_grid))
+    return torch_ops.matmul(a, b, a_scale, b_scale, astuple(a_grid), astuple(b_grid))
 
 
 def twn(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
     """Threshold and scale of ternary weights; no gradient: the weight's passes straight through."""
     _check_values("weight", weight)
-    return registered.twn(weight.detach(), per_row)
+    return torch_ops.twn(weight.detach(), per_row)
 
 
 def laq(
@@ -112,7 +112,7 @@ def laq(
         raise ValueError(
             f"expected {'one start for each row' if per_row else 'one start'}, got {start.numel()}"
         )
-    return registered.laq(weight.detach(), start, diagonal, astuple(grid), iterations, per_row)
+    return torch_ops.laq(weight.detach(), start, diagonal, astuple(grid), iterations, per_row)
 
 
 def _check_values(name: str, x: Tensor, like: Tensor | None = None) -> None:

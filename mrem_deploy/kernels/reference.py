@@ -1,38 +1,203 @@
-"""The ops in plain NumPy: the explanation, the truth in the tests, the fallback without the C++ extension.
+"""The training ops in plain torch: the explanation, the truth in the tests, the fallback on every device.
 
-Arguments are already checked. The one thing that is not for clarity is the division into blocks: here a bit
-takes a whole byte on its way, eight times the memory of the codes.
+Arguments are already checked by `ops`. Four rules make every other backend give the same integers:
+
+1. codes = clamp(round(x / s) + z, low, high), by `numerics.quantize`: a true division, half to even;
+2. a ternary weight is sign(w)·[|w| > Δ], with Δ from `twn`;
+3. a product multiplies integers and scales once: y = (Cx·Cw)·(sx·sw), then + b. Sums of integers below 2^24
+   are exact in float32, so y does not depend on the order of the sum: not on batch, padding or machine;
+4. sums over weights and step gradients are taken in float64 and rounded once.
+
+Inputs of 16 bits are computed in float32 and rounded at the end. NaN stays NaN in the values; a step's
+gradient is NaN if any element of x or of the incoming gradient is.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 
-BLOCK = 1 << 20  # codes; any multiple of 8, so that every block ends at a whole byte
+from mrem_deploy.numerics import Grid, dequantize, quantize
 
-
-def pack(codes: NDArray[np.int8], bits: int) -> NDArray[np.uint8]:
-    """The low `bits` bits of every code, lowest bit first, one after the other."""
-    packed = np.empty((codes.size * bits + 7) // 8, np.uint8)
-    for start in range(0, codes.size, BLOCK):
-        block = codes[start : start + BLOCK].view(np.uint8)[:, None]  # (n, 1)
-        stream = np.unpackbits(block, axis=1, count=bits, bitorder="little")  # (n, bits)
-        block_bytes = np.packbits(stream, bitorder="little")
-        first = start * bits // 8
-        packed[first : first + block_bytes.size] = block_bytes
-    return packed
+TWN_THRESHOLD = 0.7  # Δ = 0.7 · mean|w|, the constant of the TWN paper
 
 
-def unpack(packed: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.int8]:
-    """Read `count` codes of `bits` bits; the top bit of a code is its sign."""
-    codes = np.empty(count, np.int8)
-    for start in range(0, count, BLOCK):
-        n = min(BLOCK, count - start)
-        first, last = start * bits // 8, ((start + n) * bits + 7) // 8
-        stream = np.unpackbits(packed[first:last], count=n * bits, bitorder="little").reshape(n, bits)
-        # Two's complement: fill the byte above the code with copies of the sign bit.
-        sign = np.repeat(stream[:, -1:], 8 - bits, axis=1)  # (n, 8 - bits)
-        whole = np.packbits(np.concatenate([stream, sign], axis=1), axis=1, bitorder="little")  # (n, 1)
-        codes[start : start + n] = whole.view(np.int8)[:, 0]
-    return codes
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """In the type that is computed in: float32 for 16-bit types, the own type otherwise."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def integers(x: torch.Tensor, scale: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """C = codes − z: the integers that are multiplied, as floating-point numbers."""
+    codes = quantize(wide(x), scale, grid)
+    return codes - grid.zero_point if grid.zero_point else codes
+
+
+def weight_integers(
+    weight: torch.Tensor, scale: torch.Tensor, grid: Grid, threshold: torch.Tensor | None
+) -> torch.Tensor:
+    if threshold is None:
+        return integers(weight, scale, grid)
+    weight = wide(weight)
+    return weight.sign() * (weight.abs() > threshold)
+
+
+def fake_quant(x: torch.Tensor, scale: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """x̂ = s·(clamp(round(x/s) + z, low, high) − z); scale is one number, or one for each row."""
+    return dequantize(quantize(wide(x), scale, grid), scale, grid).to(x.dtype)
+
+
+def fake_quant_backward(
+    grad: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, grid: Grid
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of x and of the step (Esser et al., "Learned Step Size Quantization", eq. 3 and 5).
+
+    dx̂/dx = 1 inside the range, 0 where it saturates;
+    dx̂/ds = round(x/s) − x/s inside, the saturated integer (low − z or high − z) outside.
+    An element is inside where rounding and clamping moved x/s by at most one half.
+    """
+    ratio = wide(x) / scale
+    codes = ratio.round().clamp_(grid.low - grid.zero_point, grid.high - grid.zero_point)
+    moved = codes - ratio
+    saturated = moved.abs() > 0.5
+    by_step = torch.where(saturated, codes, moved) * wide(grad)
+    return grad.masked_fill(saturated, 0.0), sum_to_scale(by_step, scale)
+
+
+def sum_to_scale(by_element: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    if scale.numel() == 1:
+        return by_element.sum(dtype=torch.float64).to(scale.dtype).reshape(scale.shape)
+    return by_element.sum(dim=-1, keepdim=True, dtype=torch.float64).to(scale.dtype)
+
+
+def scale_once(
+    product: torch.Tensor, left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Rule 3: the product of integers times the product of the steps, rounded, then the bias."""
+    scaled = product * (left.reshape(-1) * right.reshape(-1))
+    return scaled if bias is None else scaled + bias
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    x_scale: torch.Tensor,
+    x_grid: Grid,
+    w_scale: torch.Tensor,
+    w_grid: Grid,
+    threshold: torch.Tensor | None,
+) -> torch.Tensor:
+    """Y = Q(X)·Q(W)ᵀ + b; X (rows, in), W (out, in), w_scale and threshold one number or (out, 1)."""
+    product = integers(x, x_scale, x_grid) @ weight_integers(weight, w_scale, w_grid, threshold).T
+    return scale_once(product, x_scale, w_scale, None if bias is None else wide(bias)).to(x.dtype)
+
+
+def linear_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor,
+    x_grid: Grid,
+    w_scale: torch.Tensor,
+    w_grid: Grid,
+    threshold: torch.Tensor | None,
+    learned: bool,
+    need_x: bool,
+    need_weight: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of X, its step, W and its step; empty tensors for what is not needed.
+
+    Only X and W were kept: the quantized operands are made again. `learned` weights have LSQ's gradients,
+    others (TWN, LAQ) the straight-through one, and none of the scale, which is a function of W.
+    """
+    nothing = x.new_empty(0)
+    wide_grad = wide(grad)
+    grad_x = grad_x_scale = grad_weight = grad_w_scale = nothing
+    if need_x:
+        by_quantized = wide_grad @ (weight_integers(weight, w_scale, w_grid, threshold) * w_scale)
+        grad_x, grad_x_scale = fake_quant_backward(by_quantized, x, x_scale, x_grid)
+        grad_x = grad_x.to(x.dtype)
+    if need_weight:
+        grad_weight = wide_grad.T @ (integers(x, x_scale, x_grid) * x_scale)
+        if learned:
+            grad_weight, grad_w_scale = fake_quant_backward(grad_weight, weight, w_scale, w_grid)
+        grad_weight = grad_weight.to(weight.dtype)
+    return grad_x, grad_x_scale, grad_weight, grad_w_scale
+
+
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    a_grid: Grid,
+    b_scale: torch.Tensor,
+    b_grid: Grid,
+) -> torch.Tensor:
+    """Y = Q(A)·Q(B) over any batch dimensions; A (…, M, K), B (…, K, N), one step each."""
+    product = integers(a, a_scale, a_grid) @ integers(b, b_scale, b_grid)
+    return scale_once(product, a_scale, b_scale, None).to(a.dtype)
+
+
+def matmul_backward(
+    grad: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    a_grid: Grid,
+    b_scale: torch.Tensor,
+    b_grid: Grid,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of A, its step, B and its step."""
+    wide_grad = wide(grad)
+    by_a = wide_grad @ (integers(b, b_scale, b_grid) * b_scale).transpose(-1, -2)
+    by_b = (integers(a, a_scale, a_grid) * a_scale).transpose(-1, -2) @ wide_grad
+    grad_a, grad_a_scale = fake_quant_backward(by_a, a, a_scale, a_grid)
+    grad_b, grad_b_scale = fake_quant_backward(by_b, b, b_scale, b_grid)
+    return grad_a.to(a.dtype), grad_a_scale, grad_b.to(b.dtype), grad_b_scale
+
+
+def _sum(x: torch.Tensor, per_row: bool) -> torch.Tensor:
+    """In float64, over a row or over the whole tensor, kept broadcastable against it."""
+    return x.sum(dim=-1, keepdim=True, dtype=torch.float64) if per_row else x.sum(dtype=torch.float64)
+
+
+def twn(weight: torch.Tensor, per_row: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Threshold Δ = 0.7·mean|w| and scale α = mean of |w| above it (Li et al., "Ternary Weight Networks").
+
+    A row of zeros keeps nothing; its scale is then 1, so that it stays a valid, harmless step.
+    """
+    magnitude = wide(weight).abs()
+    count = weight.shape[-1] if per_row else weight.numel()
+    threshold = (TWN_THRESHOLD * _sum(magnitude, per_row) / count).to(magnitude.dtype)
+    kept = magnitude > threshold
+    kept_count = _sum(kept, per_row)
+    alpha = _sum(magnitude * kept, per_row) / kept_count.clamp(min=1)
+    return threshold, torch.where(kept_count > 0, alpha, torch.ones_like(alpha)).to(magnitude.dtype)
+
+
+def laq(
+    weight: torch.Tensor,
+    start: torch.Tensor,
+    diagonal: torch.Tensor | None,
+    grid: Grid,
+    iterations: int,
+    per_row: bool,
+) -> torch.Tensor:
+    """α after alternating b = clamp(round(w/α)) and α = ΣD·w·b / ΣD·b² (Hou & Kwok, "Loss-aware Weight
+    Quantization"), from α₀ = start · mean|w|; D is the diagonal curvature, absent the identity.
+
+    A step whose sums give no positive α keeps the last one.
+    """
+    weight = wide(weight)
+    count = weight.shape[-1] if per_row else weight.numel()
+    mean = (_sum(weight.abs(), per_row) / count).to(weight.dtype)
+    alpha = start * torch.where(mean > 0, mean, torch.ones_like(mean))
+    weighted = weight.double() if diagonal is None else weight.double() * diagonal
+    for _ in range(iterations):
+        codes = quantize(weight, alpha, grid).double()
+        norm = codes * codes if diagonal is None else codes * codes * diagonal
+        numerator, denominator = _sum(weighted * codes, per_row), _sum(norm, per_row)
+        usable = (denominator > 0) & (numerator > 0)
+        found = numerator / torch.where(usable, denominator, torch.ones_like(denominator))
+        alpha = torch.where(usable, found.to(weight.dtype), alpha)
+    return alpha

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mrem_deploy import cli
+from mrem_deploy.base import cli
+from mrem_deploy.base.errors import UserError
 from mrem_deploy.benchmarks import options as opt
-from mrem_deploy.errors import UserError
 
 ALL = "all"
 EXAMPLES = """\
@@ -169,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("model", "task", "data"):
         options.pop(name, None)
 
-    from mrem_deploy import environment
+    from mrem_deploy.base import machine
     from mrem_deploy.benchmarks.output import check_folder
     from mrem_deploy.reproduce import run
     from mrem_deploy.reproduce.cells import Cells, note_subjects
@@ -211,7 +211,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         return cli.EXIT_INTERRUPTED
     command = "python -m mrem_deploy.reproduce " + shlex.join(arguments)
-    provenance = Provenance(command, environment.describe(), missing)
+    provenance = Provenance(command, machine.describe(), missing)
     for entry in entries:
         print(f"\n{entry.text()}")
         for path in write_entry(entry, out, provenance):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mrem_deploy.evaluate.evaluation import FULL_PRECISION
 from mrem_deploy.reproduce import claims, experiments, figures, paper
 from mrem_deploy.reproduce.layout import (
     NAMES,
@@ -22,7 +23,6 @@ from mrem_deploy.reproduce.layout import (
 )
 from mrem_deploy.reproduce.plan import Plan, Subject
 from mrem_deploy.reproduce.results import Gap, Measured, Results, gap
-from mrem_deploy.scoring import FULL_PRECISION
 
 
 def rem_vs_mrem(plan: Plan, subject: Subject, results: Results) -> Shown:

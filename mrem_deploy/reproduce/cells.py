@@ -19,16 +19,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mrem_deploy import __version__, artifact
-from mrem_deploy.config import Recipe, from_yaml, make_recipe
-from mrem_deploy.errors import UserError
-from mrem_deploy.files import write_json
-from mrem_deploy.history import Answers, read_answers, read_history
-from mrem_deploy.modelcard import duration
-from mrem_deploy.progress import say
+from mrem_deploy import __version__
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.files import write_json
+from mrem_deploy.base.processes import in_fresh_process
+from mrem_deploy.base.progress import say
+from mrem_deploy.quant import artifact
+from mrem_deploy.recipe import Recipe, from_yaml, make_recipe
+from mrem_deploy.report.summary import duration
 from mrem_deploy.reproduce.estimate import Estimate
-from mrem_deploy.reproduce.fresh import in_fresh_process
 from mrem_deploy.reproduce.plan import GoboRecipe, Subject, name_of
+from mrem_deploy.result import Answers, read_answers, read_history
 
 METRICS = "metrics.json"
 SUBJECTS = "subjects.json"

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+from mrem_deploy.base.tables import short
 from mrem_deploy.reproduce.results import Gap
-from mrem_deploy.tables import short
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be told"
 SAME = 0.02  # memory or time within this share of each other are called equal

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mrem_deploy.config import Recipe, module_count
-from mrem_deploy.train.launch import usable_cores
+from mrem_deploy.recipe import Recipe, module_count
+from mrem_deploy.train.mrem_p.launch import usable_cores
 
 # Beside a training pass of MREM-S: teacher and student forward, student backward.
 FORWARD = 0.3  # a sentence through both models, to fill the cache or to initialise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mrem_deploy.config import Recipe
+from mrem_deploy.recipe import Recipe
 from mrem_deploy.reproduce import paper
 from mrem_deploy.reproduce.plan import Plan, Recipes, Subject, gobo_of, recipe_of
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mrem_deploy.modelcard import is_number
-from mrem_deploy.plots import (
+from mrem_deploy.base.tables import short
+from mrem_deploy.report.plots import (
     BLUE,
     GREEN,
     INK,
@@ -30,9 +30,9 @@ from mrem_deploy.plots import (
     plot_style,
     render,
 )
+from mrem_deploy.report.summary import is_number
 from mrem_deploy.reproduce.layout import NAMES, Record, Score
 from mrem_deploy.reproduce.plan import Subject
-from mrem_deploy.tables import short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

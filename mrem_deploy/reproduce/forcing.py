@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mrem_deploy.plots import ends, finite
+from mrem_deploy.report.plots import ends, finite
 from mrem_deploy.reproduce import claims, experiments, figures, paper
 from mrem_deploy.reproduce.claims import Finding
 from mrem_deploy.reproduce.layout import (

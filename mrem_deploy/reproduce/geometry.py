@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mrem_deploy.base.files import write_json
+from mrem_deploy.base.processes import in_fresh_process
+from mrem_deploy.base.progress import say
 from mrem_deploy.benchmarks import memory_job
 from mrem_deploy.benchmarks.geometry import Geometry, random_model, random_tokens
 from mrem_deploy.benchmarks.memory import add_totals
-from mrem_deploy.files import write_json
-from mrem_deploy.progress import say
 from mrem_deploy.reproduce import claims, paper
-from mrem_deploy.reproduce.fresh import in_fresh_process
 from mrem_deploy.reproduce.layout import NAMES, Record, Shown, method, quantity, words
 from mrem_deploy.reproduce.plan import available_methods, paper_plan
 
@@ -83,9 +83,9 @@ def _measure_rem(shape: Shape) -> dict[str, Any]:
 
 
 def _rem_job(shape: Shape) -> dict[str, Any]:
-    from mrem_deploy.environment import PeakMemory
+    from mrem_deploy.base.machine import PeakMemory
+    from mrem_deploy.train.mrem_s import CacheSettings
     from mrem_deploy.train.rem import train_rem
-    from mrem_deploy.train.sequential import CacheSettings
 
     short = replace(shape.geometry, layers=REM_LAYERS)
     with PeakMemory("cpu") as peak:
@@ -108,7 +108,7 @@ def _measure_qat(shape: Shape) -> dict[str, Any]:
 
 
 def _qat_job(shape: Shape) -> dict[str, Any]:
-    from mrem_deploy.environment import PeakMemory
+    from mrem_deploy.base.machine import PeakMemory
     from mrem_deploy.train.qat import QatSettings, train_qat
 
     with PeakMemory("cpu") as peak:
@@ -125,10 +125,10 @@ def _prepare(shape: Shape, geometry: Geometry) -> tuple[Any, Any, Any, Any]:
     """Teacher, student, random tokens and settings, as a real run has them."""
     import torch
 
-    from mrem_deploy.config import Recipe
-    from mrem_deploy.memory import keep_large_blocks
+    from mrem_deploy.base.machine import keep_large_blocks
     from mrem_deploy.pipeline import make_student
-    from mrem_deploy.train.mrem import TrainSettings
+    from mrem_deploy.recipe import Recipe
+    from mrem_deploy.train.module import TrainSettings
 
     if shape.threads:
         torch.set_num_threads(shape.threads)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from mrem_deploy import environment
-from mrem_deploy.config import Recipe
-from mrem_deploy.data import Columns, open_task
-from mrem_deploy.files import atomic_folder, write_json
-from mrem_deploy.freeze import MEBIBYTE
-from mrem_deploy.history import write_history
-from mrem_deploy.loading import load_model
+from mrem_deploy.base import machine
+from mrem_deploy.base.files import atomic_folder, write_json
+from mrem_deploy.data.task_data import Columns, open_task
+from mrem_deploy.evaluate.evaluation import evaluate
+from mrem_deploy.models.loading import load_model
 from mrem_deploy.pipeline import METRICS_FORMAT
-from mrem_deploy.scoring import evaluate
+from mrem_deploy.quant.frozen import MEBIBYTE
+from mrem_deploy.recipe import Recipe
+from mrem_deploy.result import write_history
 
 FLOAT_BYTES = 4
 
@@ -22,7 +22,7 @@ def run_gobo(recipe: Recipe) -> None:
     """Write the cell's folder, with what tables need of it."""
     import torch
 
-    from mrem_deploy.gobo import gobo_model
+    from mrem_deploy.reproduce.gobo import gobo_model
 
     started = time.perf_counter()
     if recipe.threads:
@@ -30,7 +30,7 @@ def run_gobo(recipe: Recipe) -> None:
     columns = Columns(recipe.text_column, recipe.text_pair_column, recipe.label_column)
     task_data = open_task(str(recipe.task), str(recipe.data), columns, recipe.eval_data)
     teacher, tokenizer = load_model(str(recipe.model), task_data.task.head)
-    with environment.PeakMemory("cpu") as memory:
+    with machine.PeakMemory("cpu") as memory:
         began = time.perf_counter()
         quantized, size = gobo_model(teacher, recipe.spec)
         seconds = time.perf_counter() - began
@@ -55,7 +55,7 @@ def run_gobo(recipe: Recipe) -> None:
                 "calibration_samples": 0,
             },
             "size": {"full_precision_mb": FLOAT_BYTES * whole / MEBIBYTE, "quantized_mb": size.mb},
-            "environment": environment.describe(),
+            "environment": machine.describe(),
         }
         write_history(folder, {}, {"layers": [], "before": [], "after": []}, evaluation, teacher.config)
         write_json(folder / "metrics.json", metrics)

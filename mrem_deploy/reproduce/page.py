@@ -10,12 +10,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from mrem_deploy.base.files import atomic_file, write_json, write_text
+from mrem_deploy.base.tables import Table, md, md_table
 from mrem_deploy.benchmarks.output import table as aligned
-from mrem_deploy.files import atomic_file, write_json, write_text
-from mrem_deploy.report import CSS, environment_table, figure_html, table_html
+from mrem_deploy.report.page import CSS, environment_table, figure_html, table_html
 from mrem_deploy.reproduce.claims import summary
 from mrem_deploy.reproduce.layout import Shown
-from mrem_deploy.tables import Table, md, md_table
 
 FORMAT = 1
 

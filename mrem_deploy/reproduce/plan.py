@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from mrem_deploy.config import METHODS as KNOWN_METHODS
-from mrem_deploy.config import Recipe
+from mrem_deploy.recipe import METHODS as KNOWN_METHODS
+from mrem_deploy.recipe import Recipe
 from mrem_deploy.reproduce import paper
 
 BITS = ("4-4-8", "2-2-8", "2-2-4")
@@ -127,7 +127,7 @@ def _scaled(value: Any, share: float) -> Any:
 
 def available_methods() -> tuple[str, ...]:
     """What the installed package can do."""
-    gobo = ("gobo",) if importlib.util.find_spec("mrem_deploy.gobo") else ()
+    gobo = ("gobo",) if importlib.util.find_spec("mrem_deploy.reproduce.gobo") else ()
     return (*KNOWN_METHODS, *gobo)
 
 

@@ -14,10 +14,10 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from mrem_deploy.config import Recipe
+from mrem_deploy.evaluate.evaluation import FULL_PRECISION, QUANTIZED
+from mrem_deploy.evaluate.uncertainty import CONFIDENCE, Spread, over_seeds, paired_bootstrap
+from mrem_deploy.recipe import Recipe
 from mrem_deploy.reproduce.cells import CellResult
-from mrem_deploy.scoring import FULL_PRECISION, QUANTIZED
-from mrem_deploy.uncertainty import CONFIDENCE, Spread, over_seeds, paired_bootstrap
 
 NORMAL_95 = 1.959964  # the quantile of the normal distribution at (1 + CONFIDENCE) / 2
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mrem_deploy.errors import UserError
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.processes import in_fresh_process
+from mrem_deploy.base.progress import say
+from mrem_deploy.data.tasks import find_task
 from mrem_deploy.finetune import RECORD, FinetuneSettings, finetune
-from mrem_deploy.loading import quiet_transformers
-from mrem_deploy.progress import say
+from mrem_deploy.models.loading import quiet_transformers
 from mrem_deploy.reproduce.cells import fingerprint
-from mrem_deploy.reproduce.fresh import in_fresh_process
 from mrem_deploy.reproduce.plan import Subject
-from mrem_deploy.tasks import find_task
 
 
 class Triple(argparse.Action):

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from mrem_deploy.evaluate.evaluation import FULL_PRECISION
 from mrem_deploy.reproduce import claims, experiments, figures, paper
 from mrem_deploy.reproduce.claims import Finding
 from mrem_deploy.reproduce.layout import (
@@ -28,7 +29,6 @@ from mrem_deploy.reproduce.layout import (
 )
 from mrem_deploy.reproduce.plan import Plan, Subject, name_of
 from mrem_deploy.reproduce.results import Measured, Results, drop, gap
-from mrem_deploy.scoring import FULL_PRECISION
 
 FINETUNED = "finetune.json"  # what `mrem finetune` leaves beside a model
 COSTS = [

@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from mrem_deploy.errors import UserError
-from mrem_deploy.files import atomic_file, explained, write_json
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.files import atomic_file, explained, write_json
 
 
 class CheckpointStore:

@@ -19,14 +19,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from mrem_deploy.batching import BatchSchedule, Encoded
-from mrem_deploy.models import anatomy, carve
-from mrem_deploy.progress import bar, say
+from mrem_deploy.base.progress import bar, say
+from mrem_deploy.data.encoded import BatchSchedule, Encoded
+from mrem_deploy.models.architectures import anatomy, carve
 from mrem_deploy.train.checkpoint import CheckpointStore, flatten_optimizers, restore_optimizers
 from mrem_deploy.train.distillation import Amount, imitation_loss, prediction_loss, watch
-from mrem_deploy.train.finetuning import CURVE_POINTS
-from mrem_deploy.train.mrem import LocalOptimizer, TrainSettings, finite
-from mrem_deploy.train.sequential import TrainLog
+from mrem_deploy.train.module import LocalOptimizer, TrainSettings, finite
+from mrem_deploy.train.mrem_s import TrainLog
+from mrem_deploy.train.supervised import CURVE_POINTS
 
 CHECKPOINT = "qat"
 STAGES = ("stage 1: hidden states and attention scores", "stage 2: predictions")

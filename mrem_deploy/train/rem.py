@@ -18,14 +18,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from mrem_deploy.batching import BatchSchedule, Encoded
-from mrem_deploy.models import Part, carve
-from mrem_deploy.progress import bar
-from mrem_deploy.qlayers import Matmul, QuantEmbedding, QuantLinear
+from mrem_deploy.base.progress import bar
+from mrem_deploy.data.encoded import BatchSchedule, Encoded
+from mrem_deploy.models.architectures import Part, carve
+from mrem_deploy.quant.layers import Matmul, QuantEmbedding, QuantLinear
 from mrem_deploy.train.checkpoint import CheckpointStore
 from mrem_deploy.train.loss import valid_mse
-from mrem_deploy.train.mrem import LocalOptimizer, TrainSettings, finite
-from mrem_deploy.train.sequential import CacheSettings, Streams, TrainLog
+from mrem_deploy.train.module import LocalOptimizer, TrainSettings, finite
+from mrem_deploy.train.mrem_s import CacheSettings, Streams, TrainLog
 
 
 @dataclass

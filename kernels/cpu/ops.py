@@ -1,0 +1,242 @@
+"""The training ops by the C++ extension: what `reference_ops` says, for float32 on the CPU.
+
+Elementwise work (quantizing, its gradients, scaling, sums) is C++, one pass each; products are torch's own
+float32 ones on the operands made there. Other types and devices go to the reference.
+
+What a reader would get wrong: nothing is kept from one call to the next. A product's backward pass gets X and
+W and quantizes them again, which costs a few percent of the product, and as much memory as one operand at a
+time: so the operand of dX is freed before that of dW is made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mrem_deploy.kernels import backends
+from mrem_deploy.kernels import reference as reference
+from mrem_deploy.numerics import Grid
+
+Tensor = torch.Tensor
+MOST_STRIDED = 4  # dimensions of an array that the extension reads where it lies
+
+
+def _load() -> Any:
+    found = backends.extension()
+    if found.module is None:
+        raise ImportError(found.problem)
+    backends.active_target()  # explains a wrong MREM_CPU_TARGET before the first kernel would
+    return found.module
+
+
+_cpu = _load()
+
+
+def serves(*tensors: Tensor | None) -> bool:
+    """Whether all of them are what the extension computes with."""
+    return all(t is None or (t.dtype == torch.float32 and t.device.type == "cpu") for t in tensors)
+
+
+def _array(x: Tensor) -> Any:
+    return x.detach().numpy()
+
+
+def _plain(x: Tensor) -> Any:
+    return x.detach().contiguous().numpy()
+
+
+def _readable(x: Tensor, rows: bool = False) -> Tensor:
+    """x itself where the extension can read it as it lies; per row it must be contiguous."""
+    as_it_lies = x.is_contiguous() or (not rows and 0 < x.dim() <= MOST_STRIDED and x.stride(-1) == 1)
+    return x if as_it_lies else x.contiguous()
+
+
+def _bounds(grid: Grid) -> tuple[int, int]:
+    return grid.low - grid.zero_point, grid.high - grid.zero_point
+
+
+def _quantized(x: Tensor, scale: Tensor, grid: Grid, dequantize: bool) -> Tensor:
+    """The integers of x, or the numbers that they stand for; contiguous."""
+    out = torch.empty(x.shape)
+    x = _readable(x, rows=scale.numel() != 1)
+    _cpu.quantize(_array(x), _plain(scale), *_bounds(grid), dequantize, out.numpy(), torch.get_num_threads())
+    return out
+
+
+def _quantized_weight(
+    weight: Tensor, scale: Tensor, grid: Grid, threshold: Tensor | None, dequantize: bool
+) -> Tensor:
+    if threshold is None:
+        return _quantized(weight, scale, grid, dequantize)
+    if threshold.numel() != scale.numel():  # one for all and one per row: give both one per row
+        threshold, scale = (t.expand(weight.shape[0], 1) if t.numel() == 1 else t for t in (threshold, scale))
+    out = torch.empty(weight.shape)
+    factor = _plain(scale) if dequantize else None
+    _cpu.ternarize(_plain(weight), _plain(threshold), factor, out.numpy(), torch.get_num_threads())
+    return out
+
+
+def _quantized_stored(x: Tensor, scale: Tensor, grid: Grid, dequantize: bool) -> Tensor:
+    """As `_quantized`, but of a transposed view the transposed view of a contiguous result: (batch, M, K)."""
+    if _is_transposed(x):
+        return _quantized_stored(x.transpose(-1, -2), scale, grid, dequantize).transpose(-1, -2)
+    return _quantized(x, scale, grid, dequantize).reshape(-1, *x.shape[-2:])
+
+
+def _is_transposed(x: Tensor) -> bool:
+    return x.stride(-1) != 1 and x.stride(-2) == 1
+
+
+def _backward_into(by_quantized: Tensor, x: Tensor, scale: Tensor, grid: Grid) -> Tensor:
+    """Turn the gradient of x̂ into that of x where it lies; returns the gradient of the step."""
+    grad_scale = torch.empty(scale.shape)
+    array = by_quantized.numpy()
+    x = _readable(x, rows=scale.numel() != 1)
+    _cpu.quantize_backward(
+        array, _array(x), _plain(scale), *_bounds(grid), array, grad_scale.numpy(), torch.get_num_threads()
+    )
+    return grad_scale
+
+
+def _scale_once(product: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    """Rule 3 of the reference, in place."""
+    scales = left.detach().reshape(-1) * right.detach().reshape(-1)
+    _cpu.scale_product(
+        product.numpy(), scales.numpy(), None if bias is None else _plain(bias), torch.get_num_threads()
+    )
+    return product
+
+
+def fake_quant(x: Tensor, scale: Tensor, grid: Grid) -> Tensor:
+    if not serves(x, scale):
+        return reference.fake_quant(x, scale, grid)
+    return _quantized(x, scale, grid, dequantize=True)
+
+
+def fake_quant_backward(grad: Tensor, x: Tensor, scale: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    if not serves(grad, x, scale):
+        return reference.fake_quant_backward(grad, x, scale, grid)
+    grad_x, grad_scale = torch.empty(x.shape), torch.empty(scale.shape)
+    _cpu.quantize_backward(
+        _plain(grad),
+        _array(_readable(x, rows=scale.numel() != 1)),
+        _plain(scale),
+        *_bounds(grid),
+        grad_x.numpy(),
+        grad_scale.numpy(),
+        torch.get_num_threads(),
+    )
+    return grad_x, grad_scale
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    x_scale: Tensor,
+    x_grid: Grid,
+    w_scale: Tensor,
+    w_grid: Grid,
+    threshold: Tensor | None,
+) -> Tensor:
+    if not serves(x, weight, bias, x_scale, w_scale, threshold):
+        return reference.linear(x, weight, bias, x_scale, x_grid, w_scale, w_grid, threshold)
+    codes = _quantized(x, x_scale, x_grid, dequantize=False)  # (rows, in)
+    weight_codes = _quantized_weight(weight, w_scale, w_grid, threshold, dequantize=False)  # (out, in)
+    return _scale_once(torch.mm(codes, weight_codes.T), x_scale, w_scale, bias)
+
+
+def linear_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    x_scale: Tensor,
+    x_grid: Grid,
+    w_scale: Tensor,
+    w_grid: Grid,
+    threshold: Tensor | None,
+    learned: bool,
+    need_x: bool,
+    need_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if not serves(grad, x, weight, x_scale, w_scale, threshold):
+        return reference.linear_backward(
+            grad, x, weight, x_scale, x_grid, w_scale, w_grid, threshold, learned, need_x, need_weight
+        )
+    grad_x, grad_x_scale, grad_weight, grad_w_scale = (x.new_empty(0) for _ in range(4))
+    if need_x:
+        grad_x = torch.mm(grad, _quantized_weight(weight, w_scale, w_grid, threshold, dequantize=True))
+        grad_x_scale = _backward_into(grad_x, x, x_scale, x_grid)
+    if need_weight:
+        grad_weight = torch.mm(grad.T, _quantized(x, x_scale, x_grid, dequantize=True))
+        if learned:
+            grad_w_scale = _backward_into(grad_weight, weight, w_scale, w_grid)
+    return grad_x, grad_x_scale, grad_weight, grad_w_scale
+
+
+def matmul(a: Tensor, b: Tensor, a_scale: Tensor, a_grid: Grid, b_scale: Tensor, b_grid: Grid) -> Tensor:
+    if not serves(a, b, a_scale, b_scale):
+        return reference.matmul(a, b, a_scale, a_grid, b_scale, b_grid)
+    left = _quantized_stored(a, a_scale, a_grid, dequantize=False)  # (batch, M, K)
+    right = _quantized_stored(b, b_scale, b_grid, dequantize=False)  # (batch, K, N)
+    product = _scale_once(torch.bmm(left, right), a_scale, b_scale, None)
+    return product.view(*a.shape[:-1], b.shape[-1])
+
+
+def matmul_backward(
+    grad: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, a_grid: Grid, b_scale: Tensor, b_grid: Grid
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if not serves(grad, a, b, a_scale, b_scale):
+        return reference.matmul_backward(grad, a, b, a_scale, a_grid, b_scale, b_grid)
+    by_product = grad.reshape(-1, *grad.shape[-2:])  # (batch, M, N)
+    right = _quantized_stored(b, b_scale, b_grid, dequantize=True)
+    grad_a, grad_a_scale = _operand_gradient(by_product, right.transpose(1, 2), a, a_scale, a_grid)
+    left = _quantized_stored(a, a_scale, a_grid, dequantize=True)
+    grad_b, grad_b_scale = _operand_gradient(left.transpose(1, 2), by_product, b, b_scale, b_grid)
+    return grad_a, grad_a_scale, grad_b, grad_b_scale
+
+
+def _operand_gradient(
+    left: Tensor, right: Tensor, x: Tensor, scale: Tensor, grid: Grid
+) -> tuple[Tensor, Tensor]:
+    """Gradients of an operand x and of its step, where left·right is the gradient of x̂; row-major.
+
+    Of a transposed view the transposed product is computed, whose rows lie as those of x do.
+    """
+    if _is_transposed(x):
+        swapped, grad_scale = _operand_gradient(
+            right.transpose(1, 2), left.transpose(1, 2), x.transpose(-1, -2), scale, grid
+        )
+        return swapped.transpose(-1, -2).contiguous(), grad_scale
+    grad_x = torch.bmm(left, right).view(x.shape)
+    return grad_x, _backward_into(grad_x, x, scale, grid)
+
+
+def twn(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
+    if not serves(weight):
+        return reference.twn(weight, per_row)
+    shape = (*weight.shape[:-1], 1) if per_row else ()
+    threshold, scale = torch.empty(shape), torch.empty(shape)
+    _cpu.twn(_plain(weight), per_row, threshold.numpy(), scale.numpy(), torch.get_num_threads())
+    return threshold, scale
+
+
+def laq(
+    weight: Tensor, start: Tensor, diagonal: Tensor | None, grid: Grid, iterations: int, per_row: bool
+) -> Tensor:
+    if not serves(weight, start, diagonal) or grid.zero_point:
+        return reference.laq(weight, start, diagonal, grid, iterations, per_row)
+    scale = torch.empty((*weight.shape[:-1], 1) if per_row else ())
+    _cpu.laq(
+        _plain(weight),
+        _plain(start),
+        None if diagonal is None else _plain(diagonal),
+        grid.low,
+        grid.high,
+        iterations,
+        per_row,
+        scale.numpy(),
+        torch.get_num_threads(),
+    )
+    return scale

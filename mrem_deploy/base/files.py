@@ -1,0 +1,137 @@
+"""Atomic writes: a file or folder is either the old one or the new one, never half of one.
+
+Everything is written beside its destination under a temporary name and renamed at the end. A full
+disk, a missing permission or an interruption removes the temporary and leaves the old in place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from mrem_deploy.base.errors import UserError
+
+# <fcntl.h> and <linux/fs.h>
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
+
+
+def _explain(error: OSError, path: Path) -> UserError:
+    if error.errno == errno.ENOSPC:
+        return UserError(
+            f"no space left on the disk of {path}; nothing there was changed",
+            "free some space and run again (with --resume from the last checkpoint), or write elsewhere",
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return UserError(f"no permission to write {path}", "choose a folder you may write to")
+    return UserError(f"cannot write {path}: {error.strerror or error}", "check the path and try again")
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusals into messages for people."""
+    try:
+        yield
+    except OSError as error:
+        raise _explain(error, path) from error
+    except UserError:
+        raise
+    except Exception as error:
+        # safetensors and tokenizers are Rust: of the system's error they keep only the text.
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        if code:
+            raise _explain(OSError(int(code[1]), os.strerror(int(code[1]))), path) from error
+        raise
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Write to the yielded path; on success it becomes `path`."""
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            os.chmod(temporary, 0o666 & ~_umask())  # mkstemp is private; a result is not
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Fill the yielded folder; on success it takes the place of `path`, old content and all."""
+    path = path.absolute()
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.new-", dir=path.parent))
+        old = temporary.with_name(temporary.name.replace(".new-", ".old-"))
+        try:
+            os.chmod(temporary, 0o777 & ~_umask())
+            yield temporary
+            for file in temporary.rglob("*"):
+                if file.is_file():  # some libraries make private files; a result is not private
+                    os.chmod(file, 0o666 & ~_umask())
+            if path.exists() and _exchange(temporary, path):
+                return
+            if path.exists():
+                os.rename(path, old)
+            try:
+                os.rename(temporary, path)
+            except BaseException:  # an interruption as well: without this, neither would be in place
+                if old.exists():
+                    os.rename(old, path)
+                raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if path.exists():
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two folders in one step, so that a kill at any moment leaves one of them whole in place.
+
+    False where the system cannot (not Linux, or a file system without it): two renames must do then.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    return renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0
+
+
+def cache_folder() -> Path:
+    """$MREM_CACHE, else the platform's cache folder for this user."""
+    named = os.environ.get("MREM_CACHE")
+    return Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("mrem_deploy", False))
+
+
+def write_text(path: Path, text: str) -> None:
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=True) + "\n")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,202 @@
+"""Who takes part: our exported models, and the rivals that latency_rivals.py makes, on a CPU or a GPU.
+
+The headline is every model at onnxruntime's default options. A second entry of ours has the session options
+that help (`--options`); it bears them in its name and no verdict counts it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.progress import say
+from mrem_deploy.benchmarks.latency import rivals as rivals
+from mrem_deploy.benchmarks.latency.contenders import CUDA, TENSORRT, Contender
+from mrem_deploy.benchmarks.latency.subject import Subject
+from mrem_deploy.quant.frozen import FrozenModel
+
+HEADLINE_PROFILE = "ort-cpu"
+NEEDED = ("onnx", "onnxruntime", "onnxscript")
+PEERS = {"openvino": "pip install openvino nncf"}
+OPTIONS_SPELLING = "disabled_optimizers=SkipLayerNormFusion, or KEY=VALUE;KEY=VALUE, or none"
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """What differs from onnxruntime's defaults; the text is what the user wrote."""
+
+    text: str
+    disabled_optimizers: tuple[str, ...] = ()
+    config: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse_session_options(text: str) -> SessionOptions | None:
+    """'disabled_optimizers=A,B;session.some_key=1' → the options; 'none' → None."""
+    if text == "none":
+        return None
+    pairs = [part.partition("=") for part in text.split(";")]
+    values = {key.strip(): value.strip() for key, _, value in pairs}
+    if len(values) != len(pairs) or not all(key and value for key, value in values.items()):
+        raise UserError(f"--options {text!r} cannot be read", f"use {OPTIONS_SPELLING}")
+    disabled = tuple(
+        name.strip() for name in values.pop("disabled_optimizers", "").split(",") if name.strip()
+    )
+    return SessionOptions(text, disabled, values)
+
+
+def check_installed(peers: tuple[str, ...]) -> None:
+    """Before anything is made: a peer that is unknown, or a package that is not there."""
+    unknown = [peer for peer in peers if peer not in PEERS]
+    if unknown:
+        raise UserError(f"there is no peer {unknown[0]!r}", f"choose among {', '.join(PEERS)}")
+    for package in NEEDED:
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"the package {package} is not installed", 'pip install "mrem-deploy[cpu]"')
+    for peer in peers:
+        if importlib.util.find_spec(peer) is None:
+            raise UserError(f"--peers {peer}: the package {peer} is not installed", PEERS[peer])
+
+
+def choose_profiles(asked: tuple[str, ...] | None, folder: Path | None) -> tuple[str, ...]:
+    """Those asked for; else the headline's and whatever else was exported into the result folder."""
+    from mrem_deploy.export import PROFILES
+
+    if asked is None:
+        present = [p.name for p in PROFILES.values() if folder is not None and (folder / p.file).is_file()]
+        return (HEADLINE_PROFILE, *(name for name in present if name != HEADLINE_PROFILE))
+    for name in asked:
+        if name not in PROFILES:
+            raise UserError(f"there is no export profile {name!r}", f"choose among {', '.join(PROFILES)}")
+    return asked
+
+
+def cpu_lineup(
+    subject: Subject,
+    profiles: tuple[str, ...],
+    tuned: SessionOptions | None,
+    peers: tuple[str, ...],
+    work: Path,
+) -> list[Contender]:
+    """Full precision first, then its quantized rivals, then ours."""
+    say("making the rivals: torch.onnx.export")
+    fp32 = rivals.export_fp32(subject.model, work / "fp32.onnx")
+    lineup = [Contender("ORT fp32", fp32)]
+    for name, per_channel in (("quantize_dynamic", False), ("quantize_dynamic, per channel", True)):
+        say(f"making the rivals: {name}")
+        path = work / f"dynamic-{'channel' if per_channel else 'tensor'}.onnx"
+        lineup.append(Contender(name, rivals.quantize_dynamically(fp32, path, per_channel)))
+    say("making the rivals: quantize_static")
+    static = rivals.quantize_statically(fp32, work / "static.onnx", subject.tokens)
+    unsigned = rivals.quantize_statically(fp32, work / "static-u8.onnx", subject.tokens, unsigned=True)
+    lineup.append(Contender("quantize_static QDQ", static))
+    lineup.append(Contender("quantize_static QDQ, uint8", unsigned))
+    if "openvino" in peers:
+        lineup += _openvino(subject, fp32, static, work)
+    for bits, frozen in subject.frozen.items():
+        for profile in profiles:
+            path = exported(subject, frozen, bits, profile, work)
+            name = f"ours {bits}" if profile == HEADLINE_PROFILE else f"ours {bits}, profile {profile}"
+            lineup.append(Contender(name, path, ours=True))
+            if tuned is not None and profile == HEADLINE_PROFILE:
+                lineup.append(
+                    Contender(
+                        f"ours {bits}, with --options",
+                        path,
+                        disabled_optimizers=tuned.disabled_optimizers,
+                        config=tuned.config,
+                        ours=True,
+                    )
+                )
+    return lineup
+
+
+def _openvino(subject: Subject, fp32: Path, static: Path, work: Path) -> list[Contender]:
+    lineup = [Contender("OpenVINO fp32", fp32, "openvino")]
+    if importlib.util.find_spec("nncf") is None:
+        say("nncf is not installed: OpenVINO runs the model of quantize_static instead of its own int8")
+        return [*lineup, Contender("OpenVINO, quantize_static QDQ", static, "openvino")]
+    say("making the rivals: NNCF for OpenVINO")
+    path = rivals.quantize_by_nncf(fp32, work / "nncf.xml", subject.tokens)
+    return [*lineup, Contender("OpenVINO int8 by NNCF", path, "openvino")]
+
+
+def exported(subject: Subject, frozen: FrozenModel, bits: str, profile: str, work: Path) -> Path:
+    """The file in the result folder, if it is this model's; else one made for this run."""
+    from mrem_deploy.export import PROFILES, export_onnx
+
+    if subject.folder is not None:
+        path = subject.folder / PROFILES[profile].file
+        if path.is_file() and _same_recipe(path, frozen):
+            return path
+        reason = "is of another run" if path.is_file() else "does not exist"
+        say(f"{path.name} {reason}: exported for this measurement only (mrem export {subject.folder})")
+    say(f"exporting {bits} for {profile}")
+    return export_onnx(frozen, work / f"{bits}-{profile}.onnx", profile)
+
+
+def _same_recipe(path: Path, frozen: FrozenModel) -> bool:
+    import onnx
+
+    properties = {item.key: item.value for item in onnx.load(path, load_external_data=False).metadata_props}
+    return properties.get("recipe_digest") == str(frozen.notes.get("recipe_digest"))
+
+
+def why_no_gpu(gpu: str | None) -> str | None:
+    """What is missing for a measurement on a GPU, if anything is."""
+    import onnxruntime
+
+    available = onnxruntime.get_available_providers()
+    if CUDA not in available:
+        return (
+            f"this onnxruntime has no CUDA provider, only {', '.join(available)}; "
+            'it comes with onnxruntime-gpu (pip install "mrem-deploy[gpu]")'
+        )
+    return None if gpu else "no NVIDIA GPU was found"
+
+
+def gpu_lineup(subject: Subject, work: Path) -> list[Contender]:
+    """Full precision, half precision and ours on the CUDA provider, and on TensorRT where that is there.
+
+    `work` holds what `cpu_lineup` made.
+    """
+    import onnxruntime
+
+    fp32, static = work / "fp32.onnx", work / "static.onnx"
+    half = rivals.convert_to_fp16(fp32, work / "fp16.onnx")
+    lineup = [
+        Contender("CUDA fp32", fp32, provider=CUDA),
+        Contender("CUDA fp16", half, provider=CUDA),
+        Contender("CUDA quantize_static QDQ", static, provider=CUDA),
+    ]
+    lineup += _ours_on("CUDA", "int8", {"provider": CUDA}, subject, work)
+    if TENSORRT not in onnxruntime.get_available_providers():
+        say("TensorRT is left out: this onnxruntime does not have its provider")
+        return lineup
+    half_allowed = {"trt_fp16_enable": "1"}
+    lineup += [
+        Contender("TensorRT fp32", fp32, provider=TENSORRT),
+        Contender("TensorRT fp16", fp32, provider=TENSORRT, provider_options=half_allowed),
+    ]
+    ours = {"provider": TENSORRT, "provider_options": {"trt_int8_enable": "1", **half_allowed}}
+    return lineup + _ours_on("TensorRT", "tensorrt", ours, subject, work)
+
+
+def _ours_on(
+    device: str, profile: str, where: dict[str, Any], subject: Subject, work: Path
+) -> list[Contender]:
+    """Ours in a profile; one that cannot carry this model is left out with its reason."""
+    lineup = []
+    for bits, frozen in subject.frozen.items():
+        try:
+            path = exported(subject, frozen, bits, profile, work)
+        except UserError as error:
+            say(f"left out: ours {bits} on {device}: {error}")
+        else:
+            lineup.append(Contender(f"{device} ours {bits}", path, ours=True, **where))
+    return lineup

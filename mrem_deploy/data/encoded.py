@@ -1,0 +1,162 @@
+"""From texts to padded batches: tokenizing, and which examples go together.
+
+Sentences of like length share a batch, so that little is spent on padding; the randomness of
+training stays, because only windows of `WINDOW` batches are sorted and the batches are shuffled
+afterwards. Everything follows from (seed, epoch): to resume, the number of the step is enough.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.progress import track
+
+if TYPE_CHECKING:
+    from mrem_deploy.data.texts import Texts
+
+CHUNK = 1000  # texts tokenized in one call
+SHOW_PROGRESS_FROM = 20_000  # rows; fewer are tokenized before a bar could be read
+WINDOW = 50  # batches sorted together: enough to pair like lengths, few enough to stay random
+
+
+@dataclass
+class Encoded:
+    """Token ids of every text, not padded; `columns` are the tokenizer's (input_ids, token_type_ids)."""
+
+    columns: dict[str, list[np.ndarray]]
+    lengths: np.ndarray
+    pad: dict[str, int]  # column -> the value that fills it up
+    labels: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def batch(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
+        """These examples, padded on the right to the longest of them, with their attention mask."""
+        lengths = self.lengths[indices]
+        width = int(lengths.max())
+        padded = {}
+        for name, rows in self.columns.items():
+            block = np.full((len(indices), width), self.pad[name], dtype=np.int64)  # (B, T)
+            for line, i in zip(block, indices, strict=True):
+                line[: len(rows[i])] = rows[i]
+            padded[name] = torch.from_numpy(block)
+        mask = np.arange(width) < lengths[:, None]  # (B, T)
+        padded["attention_mask"] = torch.from_numpy(mask.astype(np.int64))
+        return padded
+
+    def take(self, indices: np.ndarray) -> Encoded:
+        """Only these examples, in this order."""
+        return Encoded(
+            {name: [rows[i] for i in indices] for name, rows in self.columns.items()},
+            self.lengths[indices],
+            self.pad,
+            None if self.labels is None else self.labels[indices],
+        )
+
+    def digest(self) -> str:
+        """Identifies the tokens and their order."""
+        hasher = hashlib.sha256(np.asarray(self.lengths, dtype="<i8").tobytes())
+        for name in sorted(self.columns):
+            hasher.update(f"{name}:{self.pad[name]};".encode())
+            for row in self.columns[name]:
+                hasher.update(np.asarray(row, dtype="<i4").tobytes())
+        return hasher.hexdigest()
+
+
+def encode(tokenizer: Any, texts: Texts, max_length: int) -> Encoded:
+    """Tokenize: one example per sentence or pair, one or more per question with a context."""
+    _check_tokenizer(tokenizer, max_length, pair=texts.second is not None)
+    return texts.tokenize(tokenizer, max_length)
+
+
+def chunks(count: int) -> Iterator[slice]:
+    """The parts in which `count` texts are tokenized, with a bar where that takes a while."""
+    starts = range(0, count, CHUNK)
+    for start in track(starts, "tokenizing", unit="k texts") if count > SHOW_PROGRESS_FROM else starts:
+        yield slice(start, start + CHUNK)
+
+
+def pack(tokenizer: Any, columns: dict[str, list[np.ndarray]]) -> dict[str, Any]:
+    """What `Encoded` holds of the tokenizer's columns, by the names of its fields."""
+    lengths = np.array([len(row) for row in columns["input_ids"]], dtype=np.int64)
+    fill = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
+    return {"columns": columns, "lengths": lengths, "pad": {name: fill[name] for name in columns}}
+
+
+def _check_tokenizer(tokenizer: Any, max_length: int, pair: bool) -> None:
+    least = tokenizer.num_special_tokens_to_add(pair=pair) + 1 + pair
+    if not least <= max_length <= tokenizer.model_max_length:
+        raise UserError(
+            f"Expected --max-length between {least} and {tokenizer.model_max_length} "
+            f"for this tokenizer; got {max_length}.",
+            f"Choose a length in this range, such as {min(128, tokenizer.model_max_length)}.",
+        )
+    if tokenizer.pad_token_id is None:
+        raise UserError(
+            "Expected a tokenizer with a padding token; this one has none.",
+            "Set pad_token in the tokenizer_config.json of the model.",
+        )
+
+
+def bucketed_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
+    """One epoch: every index once, in batches of like length, the short one kept."""
+    _check(lengths, batch_size)
+    generator = np.random.default_rng([seed, epoch])
+    order = generator.permutation(len(lengths))
+    window = WINDOW * batch_size
+    batches: list[np.ndarray] = []
+    for start in range(0, len(order), window):
+        part = order[start : start + window]
+        part = part[np.argsort(lengths[part], kind="stable")]
+        batches += [part[i : i + batch_size] for i in range(0, len(part), batch_size)]
+    return [batches[i] for i in generator.permutation(len(batches))]
+
+
+def sorted_batches(lengths: np.ndarray, batch_size: int) -> list[np.ndarray]:
+    """For evaluation: longest first, so that what does not fit in memory fails at once."""
+    _check(lengths, batch_size)
+    order = np.argsort(-lengths, kind="stable")
+    return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+
+
+class BatchSchedule:
+    """The batch of any training step, counted over all epochs."""
+
+    def __init__(self, lengths: np.ndarray, batch_size: int, seed: int) -> None:
+        _check(lengths, batch_size)
+        self.steps_per_epoch = -(-len(lengths) // batch_size)
+        self._lengths = lengths
+        self._batch_size = batch_size
+        self._seed = seed
+        self._epoch = -1
+        self._batches: list[np.ndarray] = []
+
+    def at(self, step: int) -> np.ndarray:
+        """The indices of step `step` (from 0); asking twice, or in any order, gives the same."""
+        if step < 0:
+            raise ValueError(f"steps count from 0, got {step}")
+        epoch, position = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._batches = bucketed_batches(self._lengths, self._batch_size, self._seed, epoch)
+            self._epoch = epoch
+        return self._batches[position]
+
+
+def batch_at(lengths: np.ndarray, batch_size: int, seed: int, step: int) -> np.ndarray:
+    """The indices of one step; in a loop use `BatchSchedule`, which keeps the epoch."""
+    return BatchSchedule(lengths, batch_size, seed).at(step)
+
+
+def _check(lengths: np.ndarray, batch_size: int) -> None:
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if len(lengths) == 0:
+        raise ValueError("there are no examples to put into batches")

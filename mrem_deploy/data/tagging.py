@@ -1,0 +1,195 @@
+"""Token classification on labelled words: CoNLL files, tags of words on their first tokens, entity F1.
+
+What a reader would get wrong: words that were cut off at --max-length. They are not left out of the score,
+which would flatter long sentences; they count as answered with O.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.progress import say
+from mrem_deploy.data.encoded import Encoded, chunks, pack
+from mrem_deploy.data.sources import Malformed, listing
+from mrem_deploy.data.texts import Texts
+
+SUFFIXES = (".conll", "")  # besides .txt; eng.train has none
+OUTSIDE = "O"
+IGNORED = -100  # what torch's cross-entropy leaves out
+SNIFFED_LINES = 5
+_DOCUMENT = "-DOCSTART-"
+_TAG = re.compile(r"O|[BIESLU]-\S+")
+
+
+@dataclass
+class TaggedTexts(Texts):
+    """Sentences as words; `first` has them joined by spaces. Tags are indices into `label_names`."""
+
+    words: list[list[str]]
+    tags: list[np.ndarray] | None
+
+    @property
+    def labelled(self) -> bool:
+        return self.tags is not None
+
+    def take(self, rows: np.ndarray) -> TaggedTexts:
+        tags = None if self.tags is None else [self.tags[i] for i in rows]
+        words = [self.words[i] for i in rows]
+        return TaggedTexts([self.first[i] for i in rows], None, None, self.label_names, words, tags)
+
+    def tokenize(self, tokenizer: Any, max_length: int) -> TaggedTokens:
+        if not getattr(tokenizer, "is_fast", False):
+            raise UserError(
+                "Tags are put on the first token of each word by the characters under the tokens; this "
+                f"tokenizer ({type(tokenizer).__name__}) does not tell them.",
+                "Give a model folder with a fast tokenizer (tokenizer.json).",
+            )
+        columns: dict[str, list[np.ndarray]] = {}
+        heads: list[np.ndarray] = []
+        for part in chunks(len(self)):
+            tokens = tokenizer(
+                self.first[part],
+                truncation=True,
+                max_length=max_length,
+                return_offsets_mapping=True,
+                return_attention_mask=False,
+            )
+            offsets = tokens.pop("offset_mapping")
+            heads += [
+                first_tokens(words, np.asarray(pairs))
+                for words, pairs in zip(self.words[part], offsets, strict=True)
+            ]
+            for name, rows in tokens.items():
+                columns.setdefault(name, []).extend(np.asarray(row, dtype=np.int32) for row in rows)
+        cut = sum(int((positions < 0).sum()) for positions in heads)
+        if cut:
+            of = sum(map(len, self.words))
+            say(
+                f"note: {cut} of {of:,} words have no token within --max-length {max_length}; they count as O"
+            )
+        return TaggedTokens(**pack(tokenizer, columns), labels=None, heads=heads)
+
+
+@dataclass
+class TaggedTokens(Encoded):
+    """Tokens, and where the first one of every word is; −1: the word was cut off."""
+
+    heads: list[np.ndarray]
+
+    def targets(self, tags: list[np.ndarray], order: np.ndarray) -> np.ndarray:
+        """The model's index of the tag on every word's first token, (N, T); IGNORED everywhere else."""
+        targets = np.full((len(self), int(self.lengths.max())), IGNORED, dtype=np.int64)
+        for row, positions, own in zip(targets, self.heads, tags, strict=True):
+            row[positions[positions >= 0]] = order[own[positions >= 0]]
+        return targets
+
+
+def first_tokens(words: list[str], offsets: np.ndarray) -> np.ndarray:
+    """Of each word of a sentence joined by spaces the first token; offsets (T, 2) in its characters.
+
+    A token belongs to the word in which it ends: some tokenizers count the space before a word to it.
+    """
+    begins = np.cumsum([0, *(len(word) + 1 for word in words[:-1])])
+    real = np.flatnonzero(offsets[:, 1] > offsets[:, 0])  # special tokens cover nothing
+    owners = np.searchsorted(begins, offsets[real, 1] - 1, side="right") - 1
+    found, at = np.unique(owners, return_index=True)
+    heads = np.full(len(words), -1)
+    heads[found] = real[at]
+    return heads
+
+
+def read_conll(path: Path) -> dict[str, list[Any]] | None:
+    """Sentences of a CoNLL file: a word per line, its tag in the last column, empty lines between sentences.
+
+    None for other formats, and for a .txt whose first lines do not end in tags: that is plain text.
+    """
+    if path.suffix.lower() in (".jsonl", ".json", ".csv", ".tsv", ".parquet"):
+        return None
+    lines = path.read_text(encoding="utf-8-sig").splitlines()
+    rows = [(number, line.split()) for number, line in enumerate(lines, start=1)]
+    rows = [(number, cells) for number, cells in rows if not cells or cells[0] != _DOCUMENT]
+    filled = [(number, cells) for number, cells in rows if cells]
+    if path.suffix.lower() == ".txt" and not all(_tagged(cells) for _, cells in filled[:SNIFFED_LINES]):
+        return None
+    for number, cells in filled:
+        if len(cells) < 2:
+            raise Malformed(f"line {number} has one column, {cells[0]!r}; expected a word and its tag")
+        if len(cells) != len(filled[0][1]):
+            raise Malformed(
+                f"line {number} has {len(cells)} columns, {' '.join(cells)!r}; "
+                f"the first has {len(filled[0][1])}"
+            )
+    sentences = [
+        [cells for _, cells in group] for full, group in groupby(rows, key=lambda row: bool(row[1])) if full
+    ]
+    return {
+        "tokens": [[cells[0] for cells in sentence] for sentence in sentences],
+        "ner_tags": [[cells[-1] for cells in sentence] for sentence in sentences],
+    }
+
+
+def _tagged(cells: list[str]) -> bool:
+    return len(cells) >= 2 and _TAG.fullmatch(cells[-1]) is not None
+
+
+def check_words(sentences: Sequence[Any], origin: str, column: str) -> list[list[str]]:
+    for i, words in enumerate(sentences):
+        if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+            raise UserError(
+                f"Expected a list of words in every row of {origin}; row {i + 1} has {words!r:.60} in "
+                f"column {column!r}.",
+                'Write them as ["EU", "rejects", …], or name another column with --text-column.',
+            )
+    return list(sentences)
+
+
+def check_tags(tags: list[list[str]], words: list[list[str]], where: str) -> None:
+    """As many as words, and of the kind that marks entities; numbers stand for the model's own labels."""
+    for i, (own, sentence) in enumerate(zip(tags, words, strict=True)):
+        if len(own) != len(sentence):
+            raise UserError(
+                f"Expected a tag for every word in {where}; row {i + 1} has {len(own)} tags "
+                f"for {len(sentence)} words.",
+                "Mend the row.",
+            )
+    names = sorted({tag for own in tags for tag in own})
+    strange = [name for name in names if not _TAG.fullmatch(name) and not name.isdecimal()]
+    if strange:
+        raise UserError(
+            f"Expected tags such as B-PER, I-PER and O in {where}; it has {listing(strange)}.",
+            "Entities cannot be counted without them: name the column of the tags with --label-column.",
+        )
+
+
+def read_tags(rows: Sequence[np.ndarray], tokens: TaggedTokens, names: Sequence[str]) -> list[list[str]]:
+    """The tag a model gives each word; logits (T, C) per sentence, `names` in the order of its outputs."""
+    read = []
+    for logits, heads in zip(rows, tokens.heads, strict=True):
+        guesses = logits.argmax(axis=1)
+        read.append([names[guesses[head]] if head >= 0 else OUTSIDE for head in heads])
+    return read
+
+
+def score(truth: list[list[str]], guess: list[list[str]]) -> dict[str, float]:
+    """Entity F1 first, as CoNLL's script and seqeval count; accuracy is of words, `sentences` all right."""
+    from seqeval import metrics
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # names of a model's labels that mark no entity, such as LABEL_3
+        told = {
+            "f1": metrics.f1_score(truth, guess, zero_division=0),
+            "precision": metrics.precision_score(truth, guess, zero_division=0),
+            "recall": metrics.recall_score(truth, guess, zero_division=0),
+            "accuracy": metrics.accuracy_score(truth, guess),
+            "sentences": np.mean([a == b for a, b in zip(truth, guess, strict=True)]),
+        }
+    return {name: 100.0 * float(value) for name, value in told.items()}

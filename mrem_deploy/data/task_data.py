@@ -1,0 +1,322 @@
+"""The data of a task: its texts and labels, from wherever they lie.
+
+No function below knows any task by name: what is particular stands in the table of `tasks`. The
+training split is for calibration and needs no labels; the evaluation split is read only by
+`TaskData.evaluation()` (opening looks at one row of it, so that a missing column is not found
+after hours of training).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.data.encoded import Encoded, encode
+from mrem_deploy.data.sources import Source, Table, Wanted, listing, open_source
+from mrem_deploy.data.squad_data import read_questions
+from mrem_deploy.data.tagging import TaggedTexts, check_tags, check_words
+from mrem_deploy.data.tasks import TASKS, Task, find_task
+from mrem_deploy.data.texts import Texts, sample
+
+__all__ = [
+    "TASKS",
+    "Columns",
+    "Encoded",
+    "Task",
+    "TaskData",
+    "Texts",
+    "encode",
+    "find_task",
+    "label_order",
+    "open_task",
+    "sample",
+]
+
+
+CLASSES = ("classification", "token-classification")  # kinds whose labels have names
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns the user named; None means the task's own."""
+
+    text: str | None = None
+    text_pair: str | None = None
+    label: str | None = None
+
+
+def open_task(task: str, data: str, columns: Columns | None = None, eval_data: str | None = None) -> TaskData:
+    """Find the data of a task and check that its files and columns are there, without reading the rows."""
+    row, columns = find_task(task), columns or Columns()
+    if columns.text_pair and row.kind in ("embedding", "token-classification"):
+        raise UserError(
+            f"{row.name} reads single sentences; got --text-pair-column {columns.text_pair}.",
+            "Leave the option out, and put all sentences into the text column.",
+        )
+    source = open_source(data, row.naming, "train" if eval_data else "both")
+    evaluation = open_source(eval_data, row.naming, "evaluation") if eval_data else source
+    if row.without_labels and not all(
+        _has_words(table, row, columns) for table in evaluation.first_rows(of_evaluation=True)
+    ):
+        row = row.without_labels
+    return TaskData(row, columns, source, evaluation)
+
+
+def _has_words(table: Table, task: Task, columns: Columns) -> bool:
+    """Whether texts are lists of words, which tags can belong to, and not sentences."""
+    if columns.text:
+        return isinstance(table.columns.get(columns.text, [None])[0], list)
+    return bool(set(task.text_columns) & set(table.columns))
+
+
+class TaskData:
+    """The training and the evaluation split of one task, each read when it is asked for."""
+
+    def __init__(self, task: Task, columns: Columns, source: Source, evaluation: Source) -> None:
+        self.task = task
+        self._columns = columns
+        self._source = source
+        self._evaluation_source = evaluation
+        named = filter(None, (columns.text, columns.text_pair, columns.label))
+        self._wanted = Wanted(
+            frozenset(
+                (*task.text_columns, *task.pair_columns, *task.label_columns, *task.more_columns, *named)
+            )
+        )
+        self.description = source.description
+        if evaluation is not source:
+            self.description += f"; evaluated on {evaluation.description}"
+        for table in source.first_rows(of_evaluation=False):
+            _text_columns(table, task, columns)
+        for table in evaluation.first_rows(of_evaluation=True):
+            _text_columns(table, task, columns)
+            _label_column(table, task, columns, required=True)
+
+    def train(self, needs_labels: bool = False) -> Texts:
+        """The training split. Labels are None where the data has none, unless they are needed."""
+        if needs_labels and not self._train.labelled and self.task.label_columns:
+            raise UserError(
+                f"Expected a label in every training row of {self._source.description}; some have none.",
+                f"Give labelled data, or name the column with --label-column "
+                f"(looked for {', '.join(self.task.label_columns)}).",
+            )
+        return self._train
+
+    def evaluation(self) -> dict[str, Texts]:
+        """The evaluation splits the data has, by name: matched and mismatched for MNLI, else dev."""
+        tables = self._evaluation_source.evaluation(self._wanted)
+        from_data = self.task.kind in CLASSES and not self.task.labels and not self.task.label_free
+        known = self._train.label_names if from_data else ()
+        return {
+            split: _texts(table, self.task, self._columns, known, True) for split, table in tables.items()
+        }
+
+    def digest(self) -> str:
+        """Identifies the training texts and their order; labels play no part in quantization."""
+        hasher = hashlib.sha256()
+        for side in (self._train.first, self._train.second or []):
+            hasher.update(len(side).to_bytes(8, "little"))
+            for text in side:
+                encoded = text.encode("utf-8", "surrogatepass")
+                hasher.update(len(encoded).to_bytes(8, "little") + encoded)
+        return hasher.hexdigest()
+
+    @cached_property
+    def _train(self) -> Texts:
+        return _texts(self._source.train(self._wanted), self.task, self._columns, (), False)
+
+
+def _texts(table: Table, task: Task, columns: Columns, known: tuple[str, ...], labelled: bool) -> Texts:
+    """Pick the columns and read the labels; `labelled`: a row without a label is an error."""
+    first, second = _text_columns(table, task, columns)
+    label = _label_column(table, task, columns, required=labelled)
+    if task.kind == "question-answering" and not task.label_free:
+        asked, contexts = _strings(table, first), _strings(table, str(second))
+        return read_questions(table, asked, contexts, label, task.unanswerable, labelled)
+    if task.kind == "token-classification" and not task.label_free:
+        return _tagged(table, first, label, known, labelled)
+    if label is not None and task.skip_label is not None:
+        rows = np.flatnonzero([cell != task.skip_label for cell in table.columns[label]])
+        if len(rows) == 0:
+            raise UserError(
+                f"Expected labels in {table.origin}; every row has {task.skip_label!r} in column {label!r}.",
+                "Give a labelled file.",
+            )
+        table = table if len(rows) == len(table) else table.take(rows)
+    labels, names = None, task.labels
+    if label is not None:
+        where = f"column {label!r} of {table.origin}"
+        found = [_label_text(cell) for cell in table.columns[label]]
+        cells = [cell for cell in found if cell is not None]
+        complete = len(cells) == len(found)
+        if labelled and not complete:
+            raise UserError(
+                f"Expected a label in every row; {len(found) - len(cells)} of {len(found)} in {where} "
+                f"have none (empty or -1), the first is row {found.index(None) + 1}.",
+                "Evaluate on a labelled split (the test sets of GLUE are not), or remove these rows.",
+            )
+        if complete and task.kind == "regression":
+            labels = np.array([_score(cell, i, where) for i, cell in enumerate(cells)], dtype=np.float32)
+        elif complete:
+            names = task.labels or table.classes.get(label) or _names({*cells, *known})
+            labels = _indices(cells, names, where)
+    return Texts(_strings(table, first), _strings(table, second) if second else None, labels, names)
+
+
+def _tagged(
+    table: Table, column: str, label: str | None, known: tuple[str, ...], labelled: bool
+) -> TaggedTexts:
+    """Words and their tags; unlike classes of texts, tags are complete or missing sentence by sentence."""
+    words = check_words(table.columns[column], table.origin, column)
+    tags, names = None, known
+    cells = [] if label is None else table.columns[label]
+    missing = [i for i, cell in enumerate(cells) if not isinstance(cell, list) or None in cell]
+    if missing and labelled:
+        raise UserError(
+            f"Expected a list of tags in every row of {table.origin}; row {missing[0] + 1} has "
+            f"{cells[missing[0]]!r:.60} in column {label!r}.",
+            "Evaluate on a labelled split, or name the column of the tags with --label-column.",
+        )
+    if label is not None and not missing:
+        where = f"column {label!r} of {table.origin}"
+        texts = [[str(tag) for tag in cell] for cell in cells]
+        check_tags(texts, words, where)
+        names = table.classes.get(label) or _names({tag for own in texts for tag in own} | {*known})
+        index = {name: i for i, name in enumerate(names)}
+        tags = [np.array([index[tag] for tag in own], dtype=np.int64) for own in texts]
+    return TaggedTexts([" ".join(sentence) for sentence in words], None, None, names, words, tags)
+
+
+def _text_columns(table: Table, task: Task, columns: Columns) -> tuple[str, str | None]:
+    first = _pick(table, columns.text, task.text_columns, "--text-column")
+    if columns.text_pair or task.pair_columns:
+        return first, _pick(table, columns.text_pair, task.pair_columns, "--text-pair-column")
+    return first, None
+
+
+def _label_column(table: Table, task: Task, columns: Columns, required: bool) -> str | None:
+    if not task.label_columns:
+        return None
+    if not required and columns.label is None and not set(task.label_columns) & set(table.columns):
+        return None
+    return _pick(table, columns.label, task.label_columns, "--label-column")
+
+
+def _pick(table: Table, named: str | None, usual: tuple[str, ...], option: str) -> str:
+    wanted = (named,) if named else usual
+    for name in wanted:
+        if name in table.columns:
+            return name
+    raise UserError(
+        f"Expected a column {' or '.join(map(repr, wanted))} in {table.origin}; "
+        f"it has {', '.join(map(repr, table.columns))}.",
+        f"Name the right one with {option}.",
+    )
+
+
+def _strings(table: Table, column: str) -> list[str]:
+    cells = table.columns[column]
+    missing = next((i for i, cell in enumerate(cells) if _missing(cell)), None)
+    if missing is not None:
+        raise UserError(
+            f"Expected text in every row of {table.origin}; row {missing + 1} has none in column {column!r}.",
+            "Fill the cell or remove the row.",
+        )
+    return [cell if isinstance(cell, str) else str(cell) for cell in cells]
+
+
+def _missing(cell: Any) -> bool:
+    return cell is None or (isinstance(cell, float) and math.isnan(cell))
+
+
+def _label_text(cell: Any) -> str | None:
+    """A label as text: 1, 1.0, "1" and True are all "1"; None, NaN, "" and -1 are no label."""
+    if _missing(cell):
+        return None
+    if isinstance(cell, bool) or (isinstance(cell, float) and cell.is_integer()):
+        cell = int(cell)
+    text = str(cell).strip()
+    return None if text in ("", "-1") else text
+
+
+def _score(cell: str, row: int, where: str) -> float:
+    try:
+        score = float(cell)
+    except ValueError:
+        score = math.nan
+    if not math.isfinite(score):
+        raise UserError(
+            f"Expected a number in {where}; row {row + 1} has {cell!r}.",
+            "Mend the row, or name the column of the scores with --label-column.",
+        )
+    return score
+
+
+def _names(values: set[str]) -> tuple[str, ...]:
+    """Label names found in the data, in an order that does not depend on the order of the rows."""
+    return tuple(sorted(values, key=int if all(value.isdecimal() for value in values) else str))
+
+
+def _indices(cells: list[str], names: tuple[str, ...], where: str) -> np.ndarray:
+    """Labels as indices; they may be written as names or, where the names are words, as numbers."""
+    index = {_spelling(name): i for i, name in enumerate(names)}
+    if not any(name.isdecimal() for name in names):
+        index.update({str(i): i for i in range(len(names))})
+    found = [index.get(_spelling(cell)) for cell in cells]
+    if None in found:
+        row = found.index(None)
+        raise UserError(
+            f"Expected one of the labels {listing(names)} in {where}; row {row + 1} has {cells[row]!r}.",
+            "Check the task and --label-column, or mend the row.",
+        )
+    return np.array(found, dtype=np.int64)
+
+
+def label_order(names: Sequence[str], model_config: Any, task: Task) -> np.ndarray:
+    """For each label of the data, its index in the model's output.
+
+    1. By name, where the model's configuration has real names (case and - or _ do not matter).
+    2. Labels that are numbers: by their value.
+    3. By position, where the model's names are LABEL_0, LABEL_1, … and the numbers of labels agree.
+
+    A task whose labels come from the data may use fewer labels than the model has (1 and 2); any
+    other difference is an error. A regression gives [0]; no labels give an empty array.
+    """
+    theirs = [str(model_config.id2label[i]) for i in range(len(model_config.id2label))]
+    if task.kind == "regression":
+        if len(theirs) == 1:
+            return np.zeros(1, dtype=np.int64)
+        raise UserError(
+            f"{task.name} is a regression and needs a model with 1 output; "
+            f"this one has {len(theirs)} ({listing(theirs)}).",
+            "Give a model fine-tuned on this task, or check --task.",
+        )
+    if task.kind not in CLASSES or not names:
+        return np.zeros(0, dtype=np.int64)
+    index = {_spelling(name): i for i, name in enumerate(theirs)}
+    fits = len(names) == len(theirs) or (len(names) < len(theirs) and not task.labels)
+    if fits and all(_spelling(name) in index for name in names):
+        return np.array([index[_spelling(name)] for name in names], dtype=np.int64)
+    if fits and all(name.isdecimal() and int(name) < len(theirs) for name in names):
+        return np.array([int(name) for name in names], dtype=np.int64)
+    nameless = all(re.fullmatch(rf"(label_)?{i}", _spelling(name)) for i, name in enumerate(theirs))
+    if nameless and len(names) == len(theirs) and not any(name.isdecimal() for name in names):
+        return np.arange(len(names), dtype=np.int64)
+    raise UserError(
+        f"The labels do not fit: the data has {len(names)} ({listing(names)}), "
+        f"the model has {len(theirs)} ({listing(theirs)}).",
+        "Give the model that was fine-tuned on this task, or, if only the names differ, "
+        "write the data's names into id2label of the model's config.json.",
+    )
+
+
+def _spelling(name: str) -> str:
+    return re.sub(r"[\s_-]+", "_", name.strip().casefold())

@@ -1,0 +1,251 @@
+"""The tasks, a table row each: their columns, labels, metrics and file names."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from functools import partial
+
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.data import squad_data, tagging
+from mrem_deploy.data.sources import GLUE_LAYOUTS, Layout, Naming, squeeze
+
+HEAD_OF_KIND = {
+    "classification": "sequence-classification",
+    "regression": "sequence-classification",
+    "embedding": "feature-extraction",
+    "token-classification": "token-classification",
+    "question-answering": "question-answering",
+}
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Options whose default is the task's, for quantization; fine-tuning takes the length only.
+
+    SQuAD has the paper's: 4,000 steps at 5e-5, 384 tokens. GLUE has the paper's 2,000 steps, at five times
+    its rate of 1e-4, which docs/findings.md found better.
+    """
+
+    steps: int = 2000
+    lr: float = 5e-4
+    max_length: int = 128
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row of the table. Column names are in order of preference, the official one first."""
+
+    name: str
+    naming: Naming
+    text_columns: tuple[str, ...]
+    pair_columns: tuple[str, ...] = ()  # empty: single sentences
+    label_columns: tuple[str, ...] = ("label",)  # empty: no labels
+    labels: tuple[str, ...] = ()  # in the official order; empty: taken from the data
+    kind: str = "classification"  # or regression, embedding, token-classification, question-answering
+    metric: str = "accuracy"  # the paper's
+    also: tuple[str, ...] = ()  # what GLUE reports besides
+    skip_label: str | None = None  # rows with this label have no agreed answer and are left out
+    more_columns: tuple[str, ...] = ()  # read besides, where the data has them
+    unanswerable: bool = False  # questions whose context has no answer belong to the task
+    spellings: tuple[str, ...] = ()  # other names
+    defaults: Defaults = Defaults()
+    without_labels: Task | None = None  # what it becomes where the data has sentences only
+
+    @property
+    def label_free(self) -> bool:
+        """Measured by how well the quantized model agrees with the original."""
+        return not self.label_columns
+
+    @property
+    def head(self) -> str:
+        return HEAD_OF_KIND[self.kind]
+
+    @property
+    def eval_splits(self) -> tuple[str, ...]:
+        return self.naming.eval_splits
+
+
+_MNLI_LAYOUTS = (
+    Layout(
+        "train",
+        {
+            "matched": ("dev_matched", "validation_matched"),
+            "mismatched": ("dev_mismatched", "validation_mismatched"),
+        },
+    ),
+    Layout(
+        "multinli_1.0_train",
+        {"matched": ("multinli_1.0_dev_matched",), "mismatched": ("multinli_1.0_dev_mismatched",)},
+    ),
+)
+# Microsoft's own training file contains GLUE's dev rows: the two releases are never mixed.
+_MRPC_LAYOUTS = (*GLUE_LAYOUTS, Layout("msr_paraphrase_train", {"dev": ("msr_paraphrase_test",)}))
+_OWN = Naming((Layout("train", {"dev": ("dev", "validation", "eval", "test")}),))
+_TAGGED = Naming(
+    (
+        Layout("train", {"dev": ("dev", "valid", "validation", "testa", "eval", "test")}),
+        Layout("eng.train", {"dev": ("eng.testa",)}),  # CoNLL-2003's own names
+    ),
+    suffixes=tagging.SUFFIXES,
+    read=tagging.read_conll,
+)
+
+
+def _squad_naming(version: str, folder: str, unanswerable: bool) -> Naming:
+    return Naming(
+        (Layout(f"train-v{version}", {"dev": (f"dev-v{version}",)}), *GLUE_LAYOUTS),
+        folder,
+        read=partial(squad_data.read_official, unanswerable=unanswerable),
+    )
+
+
+_SQUAD = Task(
+    "squad",
+    _squad_naming("1.1", "SQuAD", unanswerable=False),
+    text_columns=("question",),
+    pair_columns=("context",),
+    label_columns=("answers",),
+    kind="question-answering",
+    metric="f1",
+    also=("exact",),
+    more_columns=("id",),
+    spellings=("squad1", "squad1.1", "squad_v1", "squad_v1.1"),
+    defaults=Defaults(steps=4000, lr=5e-5, max_length=384),
+)
+_SENTENCES = Task(
+    "token-classification",
+    _TAGGED,
+    text_columns=("text", "sentence"),
+    label_columns=(),
+    kind="token-classification",
+    metric="agreement",
+)
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        Task(
+            "mnli",
+            Naming(_MNLI_LAYOUTS, folder="MNLI"),
+            text_columns=("sentence1", "premise"),
+            pair_columns=("sentence2", "hypothesis"),
+            label_columns=("gold_label", "label"),
+            labels=("entailment", "neutral", "contradiction"),
+            skip_label="-",
+        ),
+        Task(
+            "qqp",
+            Naming(folder="QQP"),
+            text_columns=("question1",),
+            pair_columns=("question2",),
+            label_columns=("is_duplicate", "label"),
+            labels=("not_duplicate", "duplicate"),
+            also=("f1",),
+        ),
+        Task(
+            "qnli",
+            Naming(folder="QNLI"),
+            text_columns=("question",),
+            pair_columns=("sentence",),
+            labels=("entailment", "not_entailment"),
+        ),
+        Task(
+            "sst2",
+            Naming(folder="SST-2"),
+            text_columns=("sentence", "text"),
+            labels=("negative", "positive"),
+        ),
+        Task(
+            "cola",
+            Naming(folder="CoLA", header=("source", "label", "star", "sentence")),
+            text_columns=("sentence",),
+            labels=("unacceptable", "acceptable"),
+            metric="matthews",
+            also=("accuracy",),
+        ),
+        Task(
+            "stsb",
+            Naming(folder="STS-B"),
+            text_columns=("sentence1",),
+            pair_columns=("sentence2",),
+            label_columns=("score", "label"),
+            kind="regression",
+            metric="spearman",
+            also=("pearson",),
+        ),
+        Task(
+            "mrpc",
+            Naming(_MRPC_LAYOUTS, folder="MRPC"),
+            text_columns=("#1 String", "sentence1"),
+            pair_columns=("#2 String", "sentence2"),
+            label_columns=("Quality", "label"),
+            labels=("not_equivalent", "equivalent"),
+            also=("f1",),
+        ),
+        Task(
+            "rte",
+            Naming(folder="RTE"),
+            text_columns=("sentence1", "premise"),
+            pair_columns=("sentence2", "hypothesis"),
+            labels=("entailment", "not_entailment"),
+        ),
+        Task(
+            "text-classification", _OWN, text_columns=("text", "sentence"), label_columns=("label", "labels")
+        ),
+        Task(
+            "feature-extraction",
+            _OWN,
+            text_columns=("text", "sentence"),
+            label_columns=(),
+            kind="embedding",
+            metric="cosine",
+        ),
+        replace(
+            _SENTENCES,
+            text_columns=("tokens", "words"),
+            label_columns=("ner_tags", "tags", "labels"),
+            metric="f1",
+            also=("precision", "recall", "accuracy"),
+            spellings=("ner",),
+            without_labels=_SENTENCES,
+        ),
+        _SQUAD,
+        replace(
+            _SQUAD,
+            name="squad_v2",
+            naming=_squad_naming("2.0", "squad_v2", unanswerable=True),
+            unanswerable=True,
+            spellings=("squad2", "squad2.0", "squad_v2.0"),
+        ),
+        Task(
+            "question-answering",
+            _OWN,
+            text_columns=("question",),
+            pair_columns=("context",),
+            label_columns=(),
+            kind="question-answering",
+            metric="agreement",
+        ),
+    )
+}
+
+
+def _by_spelling() -> dict[str, Task]:
+    return {squeeze(word): task for task in TASKS.values() for word in (task.name, *task.spellings)}
+
+
+def defaults_of(name: str | None) -> Defaults:
+    """Those of the task; the usual ones where there is none of that name, which `find_task` will refuse."""
+    task = _by_spelling().get(squeeze(name or ""))
+    return Defaults() if task is None else task.defaults
+
+
+def find_task(name: str) -> Task:
+    """The task of that name, in whichever spelling: SST-2, sst2, sst_2; SQuAD v1.1."""
+    by_spelling = _by_spelling()
+    if squeeze(name) in by_spelling:
+        return by_spelling[squeeze(name)]
+    near = difflib.get_close_matches(squeeze(name), by_spelling, n=1)
+    hint = f"Did you mean {by_spelling[near[0]].name}?" if near else "Choose one of these with --task."
+    raise UserError(f"Expected a task of {', '.join(TASKS)}; got {name!r}.", hint)

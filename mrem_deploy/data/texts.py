@@ -1,0 +1,69 @@
+"""What a task's rows hold: sentences or pairs of them, and how they become tokens.
+
+Questions with a context (`squad`) and words with a tag each (`tagging`) are texts of their own kind.
+Each kind knows how it is tokenized; `batching.encode` asks it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from mrem_deploy.data.encoded import Encoded, chunks, pack
+
+
+@dataclass
+class Texts:
+    """Sentences, or pairs of them. Labels are indices into `label_names`, or scores of a regression."""
+
+    first: list[str]
+    second: list[str] | None
+    labels: np.ndarray | None
+    label_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @property
+    def labelled(self) -> bool:
+        return self.labels is not None
+
+    def take(self, rows: np.ndarray) -> Texts:
+        second = None if self.second is None else [self.second[i] for i in rows]
+        labels = None if self.labels is None else self.labels[rows]
+        return Texts([self.first[i] for i in rows], second, labels, self.label_names)
+
+    def tokenize(self, tokenizer: Any, max_length: int) -> Encoded:
+        """One example each; of a pair that is too long, the longer text is cut first."""
+        columns: dict[str, list[np.ndarray]] = {}
+        for part in chunks(len(self)):
+            tokens = tokenizer(
+                self.first[part],
+                None if self.second is None else self.second[part],
+                truncation="longest_first",
+                max_length=max_length,
+                return_attention_mask=False,
+            )
+            for name, rows in tokens.items():
+                columns.setdefault(name, []).extend(np.asarray(row, dtype=np.int32) for row in rows)
+        return Encoded(**pack(tokenizer, columns), labels=self.labels)
+
+
+class Rows(Protocol):
+    """What can be drawn from: texts, and examples made of them."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, rows: np.ndarray, /) -> Any: ...
+
+
+R = TypeVar("R", bound=Rows)
+
+
+def sample(examples: R, size: int, seed: int) -> R:
+    """`size` rows drawn at random without replacement; all of them, in their order, if there are fewer."""
+    if size >= len(examples):
+        return examples
+    return examples.take(np.random.default_rng(seed).choice(len(examples), size=size, replace=False))

@@ -1,0 +1,279 @@
+"""ONNX models in onnxruntime: opening one, asking it, and what really runs once it is optimized.
+
+What a reader would get wrong: the nodes of the file are not the nodes that run. onnxruntime folds and fuses
+them when it loads the file, and only there is decided whether a matrix product works on integers. So the
+census reads the graph that onnxruntime itself writes after optimizing, and the execution providers come out
+of a profiled run. onnx and onnxruntime are optional packages, imported when a function needs them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.evaluate.predict import Predictor
+
+EXPORT_PACKAGES = ("onnx", "onnx_ir", "onnxscript")
+INSTALL = 'pip install "mrem-deploy[cpu]"'
+PROVIDERS = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+    "openvino": "OpenVINOExecutionProvider",
+}
+# Matrix products by what they multiply. Both sets name operators of ONNX and of onnxruntime's own domain.
+INTEGER_PRODUCTS = frozenset(
+    {
+        *("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul", "QGemm"),
+        *("QAttention", "ConvInteger", "QLinearConv"),
+    }
+)
+FLOAT_PRODUCTS = frozenset(
+    {
+        *("MatMul", "FusedMatMul", "Gemm", "FusedGemm", "GemmFloat8", "Einsum", "Conv", "FusedConv"),
+        # Integer weights, but dequantized on the way into a float product.
+        *("MatMulNBits", "MatMulBnb4", "MatMulFpQ4"),
+        *("Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedAttention", "FlexAttention"),
+    }
+)
+TOO_OLD = ("Unsupported model IR version", "opset", "Could not find an implementation", "is not a registered")
+
+
+@dataclass(frozen=True)
+class Census:
+    """What runs after optimization: matrix products by operator, and nodes by execution provider."""
+
+    integer: dict[str, int]
+    floating: dict[str, int]
+    floating_nodes: list[str]
+    providers: dict[str, int]
+
+    @property
+    def integer_count(self) -> int:
+        return sum(self.integer.values())
+
+    @property
+    def floating_count(self) -> int:
+        return sum(self.floating.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def missing_packages(*needed: str) -> list[str]:
+    """Which of these packages cannot be imported here; nothing is imported to find out."""
+    return [name for name in needed if find_spec(name) is None]
+
+
+def require(*needed: str) -> None:
+    missing = missing_packages(*needed)
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        raise UserError(f"{' and '.join(missing)} {verb} not installed", INSTALL)
+
+
+def provider_names(text: str) -> list[str]:
+    """'cuda' → the execution providers to try in order, the CPU always last."""
+    require("onnxruntime")
+    import onnxruntime
+
+    name, available = PROVIDERS.get(text.lower(), text), onnxruntime.get_available_providers()
+    if name not in available:
+        raise UserError(
+            f"--provider {text}: this onnxruntime has no {name}; it has {', '.join(available)}",
+            f"choose among {', '.join(PROVIDERS)}, or install the onnxruntime build that has it "
+            "(onnxruntime-gpu, onnxruntime-openvino)",
+        )
+    return list(dict.fromkeys([name, PROVIDERS["cpu"]]))
+
+
+def open_session(
+    model: Path | bytes,
+    threads: int = 0,
+    providers: Sequence[str] | None = None,
+    options: Any = None,
+    told: str = "",
+) -> Any:
+    """An InferenceSession at onnxruntime's default options, but for the number of threads (0: its choice).
+
+    `options` are SessionOptions to start from instead of the defaults; `told` names the model in messages
+    where it is given as bytes.
+    """
+    require("onnxruntime")
+    import onnxruntime
+
+    if isinstance(model, Path) and not model.is_file():
+        raise UserError(f"there is no ONNX model {model}", f"write it first: {_export_command(model.parent)}")
+    options = onnxruntime.SessionOptions() if options is None else options
+    if threads:
+        options.intra_op_num_threads = threads
+    source = model if isinstance(model, bytes) else str(model)
+    try:
+        return onnxruntime.InferenceSession(source, options, providers=providers or [PROVIDERS["cpu"]])
+    except _errors_of(onnxruntime) as error:
+        raise _not_loaded(model, told or str(model), error, onnxruntime.__version__) from error
+
+
+def _errors_of(onnxruntime: Any) -> tuple[type[Exception], ...]:
+    """onnxruntime's exceptions have no common base of their own."""
+    found = inspect.getmembers(onnxruntime.capi.onnxruntime_pybind11_state, inspect.isclass)
+    return tuple(kind for _, kind in found if issubclass(kind, Exception))
+
+
+def _export_command(folder: Path) -> str:
+    return f"python -m mrem_deploy.export {folder}"
+
+
+def _not_loaded(model: Path | bytes, told: str, error: Exception, version: str) -> UserError:
+    reason = _in_short(str(error))
+    folder = model.parent if isinstance(model, Path) else Path(told).parent
+    written = _opset(model)
+    if written and any(sign in reason for sign in TOO_OLD):
+        oldest = _oldest_runtime(Path(told).name, written[0])
+        return UserError(
+            f"{told} has opset {written[0]} and IR version {written[1]}; the installed onnxruntime {version} "
+            f"cannot run it: {reason}",
+            f"install {f'onnxruntime {oldest} or newer' if oldest else 'a newer onnxruntime'}, or write the "
+            f"model for old runtimes: {_export_command(folder)} --profile int8",
+        )
+    return UserError(
+        f"{told} cannot be loaded by onnxruntime {version}: {reason}",
+        f"if the file is cut short, copy it again or write it anew: {_export_command(folder)}",
+    )
+
+
+def _in_short(text: str) -> str:
+    """Without the error code and the place in onnxruntime's C++ sources, which fill a line each."""
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text.strip().splitlines()[0])
+    return re.sub(r"/\S*onnxruntime\S*:\d+ .*\) ", " ", text).strip()
+
+
+def _opset(model: Path | bytes) -> tuple[int, int] | None:
+    """(opset, IR version) as the file says them; None where it is no ONNX file."""
+    if missing_packages("onnx"):
+        return None
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        graph = (
+            onnx.load_model_from_string(model)
+            if isinstance(model, bytes)
+            else onnx.load(model, load_external_data=False)
+        )
+    except DecodeError:
+        return None
+    versions = [entry.version for entry in graph.opset_import if entry.domain in ("", "ai.onnx")]
+    return (versions[0], graph.ir_version) if versions else None
+
+
+def _oldest_runtime(file: str, opset: int) -> str | None:
+    """The oldest onnxruntime for a file of ours, where that is known."""
+    if missing_packages(*EXPORT_PACKAGES):
+        return None
+    from mrem_deploy.export.profiles import INT2_OPSET, INT2_RUNTIME, PROFILES
+
+    profile = next((profile for profile in PROFILES.values() if profile.file == file), None)
+    known = {profile.opset: profile.oldest_runtime, INT2_OPSET: INT2_RUNTIME} if profile else {}
+    return known.get(opset)
+
+
+def feed(session: Any, batch: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """The inputs that the session has, as int64.
+
+    A tokenizer that knows no token types gives none; they are all 0 then, as the torch model has it.
+    """
+    given = {name: value.cpu().numpy().astype(np.int64) for name, value in batch.items()}
+    given.setdefault("token_type_ids", np.zeros_like(given["input_ids"]))
+    return {entry.name: given[entry.name] for entry in session.get_inputs()}
+
+
+def onnx_predictor(session: Any) -> Predictor:
+    """The outputs of an ONNX model in the order of the file."""
+
+    def predict(batch: dict[str, torch.Tensor]) -> list[np.ndarray]:
+        return session.run(None, feed(session, batch))
+
+    return predict
+
+
+def with_outputs(model: Path, wanted: Sequence[str]) -> tuple[bytes, Any]:
+    """A copy of the model in memory with inner values as outputs after its own, and options to open it.
+
+    Only what the graph really has can become an output; the caller looks at the session's outputs.
+    """
+    require("onnx", "onnxruntime")
+    import onnx
+    import onnxruntime
+
+    copy = onnx.load(model, load_external_data=False)
+    there = {name for node in copy.graph.node for name in node.output}
+    own = {value.name for value in copy.graph.output}
+    for name in wanted:
+        if name in there - own:
+            shape = ["batch", "sequence", None]
+            copy.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
+    options = onnxruntime.SessionOptions()
+    folder = str(model.resolve().parent)  # where weights of more than 2 GB lie beside the file
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    return copy.SerializeToString(), options
+
+
+def census(
+    model: Path,
+    batch: Mapping[str, torch.Tensor],
+    threads: int = 0,
+    providers: Sequence[str] | None = None,
+) -> Census:
+    """Count what runs: the optimized graph for the operators, one profiled run for the providers."""
+    require("onnx", "onnxruntime")
+    import onnx
+    import onnxruntime
+
+    with tempfile.TemporaryDirectory(prefix="mrem-census-") as name:
+        folder = Path(name)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # it would warn that the optimized file is for this machine only
+        options.optimized_model_filepath = str(folder / "optimized.onnx")
+        options.add_session_config_entry(
+            "session.optimized_model_external_initializers_file_name", "weights.bin"
+        )
+        options.enable_profiling = True
+        options.profile_file_prefix = str(folder / "profile")
+        session = open_session(model, threads, providers, options)
+        session.run(None, feed(session, batch))
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+        del session
+        nodes = list(_nodes(onnx.load(folder / "optimized.onnx", load_external_data=False).graph))
+    kinds = Counter(node.op_type for node in nodes)
+    return Census(
+        integer={kind: count for kind, count in sorted(kinds.items()) if kind in INTEGER_PRODUCTS},
+        floating={kind: count for kind, count in sorted(kinds.items()) if kind in FLOAT_PRODUCTS},
+        floating_nodes=[node.name or node.output[0] for node in nodes if node.op_type in FLOAT_PRODUCTS],
+        providers=dict(Counter(_provider(e) for e in events if e.get("cat") == "Node" and _provider(e))),
+    )
+
+
+def _nodes(graph: Any) -> Any:
+    """Every node, those inside of If and Loop included."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner)
+
+
+def _provider(event: Mapping[str, Any]) -> str:
+    return str(event.get("args", {}).get("provider", ""))

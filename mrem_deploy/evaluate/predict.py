@@ -1,0 +1,139 @@
+"""Predictions of a model over encoded examples, and its distance from the full-precision one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.files import atomic_file, cache_folder
+from mrem_deploy.base.progress import say, track
+from mrem_deploy.data.encoded import Encoded, sorted_batches
+from mrem_deploy.models.architectures import PartOutput, carve, model_outputs
+
+# A predictor takes a padded batch and returns the model's outputs; torch, frozen and ONNX models
+# are all wrapped into one, so that one loop scores them all.
+Predictor = Callable[[dict[str, torch.Tensor]], list[np.ndarray]]
+
+
+def torch_predictor(model: nn.Module) -> Predictor:
+    """Logits (or the last hidden state) of a torch model."""
+    device = next(model.parameters()).device
+
+    @torch.inference_mode()
+    def predict(batch: dict[str, torch.Tensor]) -> list[np.ndarray]:
+        result = model(**{name: value.to(device) for name, value in batch.items()})
+        return [value.float().cpu().numpy() for value in model_outputs(result)]
+
+    return predict
+
+
+def pooling_of(model_folder: str) -> str:
+    """How an embedding model pools its tokens: as its sentence-transformers settings say, else the mean."""
+    path = Path(model_folder) / "1_Pooling" / "config.json"
+    if path.is_file():
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        if settings.get("pooling_mode_cls_token"):
+            return "cls"
+    return "mean"
+
+
+def pool(hidden: np.ndarray, mask: np.ndarray, how: str) -> np.ndarray:
+    """(B, T, H) → (B, H)."""
+    if how == "cls":
+        return hidden[:, 0]
+    weights = mask[:, :, None].astype(hidden.dtype)
+    return (hidden * weights).sum(axis=1) / weights.sum(axis=1)
+
+
+def predict(
+    predictor: Predictor, encoded: Encoded, label: str, batch_size: int = 32, pooling: str | None = None
+) -> list[np.ndarray]:
+    """Outputs of every example in the order of `encoded`: one row each, or a list of ragged rows.
+
+    With `pooling` the output is a sentence embedding. Outputs that follow the tokens come back as
+    object arrays without their padding.
+    """
+    rows: list[np.ndarray | None] = [None] * len(encoded)
+    for indices in track(sorted_batches(encoded.lengths, batch_size), label):
+        batch = encoded.batch(indices)
+        outputs = predictor(batch)
+        if pooling is not None:
+            values: Sequence[np.ndarray] = list(pool(outputs[0], batch["attention_mask"].numpy(), pooling))
+        elif len(outputs) > 1 or outputs[0].ndim == 3:
+            stacked = np.stack(outputs, axis=-1) if len(outputs) > 1 else outputs[0]  # (B, T, …)
+            values = [row[: encoded.lengths[i]] for row, i in zip(stacked, indices, strict=True)]
+        else:
+            values = list(outputs[0])
+        for i, value in zip(indices, values, strict=True):
+            rows[i] = value
+    return [row for row in rows if row is not None]
+
+
+def remember(key: str, compute: Callable[[], np.ndarray]) -> np.ndarray:
+    """Predictions kept under `key`, which must name all that decides them.
+
+    The full-precision model is scored once per model and data, not once per bit width tried.
+    """
+    path = cache_folder() / "predictions" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.safetensors"
+    try:
+        return load_file(path)["predictions"]
+    except (OSError, SafetensorError, KeyError):
+        values = compute()
+    try:
+        with atomic_file(path) as temporary:
+            save_file({"predictions": np.ascontiguousarray(values)}, temporary)
+    except UserError as error:
+        say(f"full-precision predictions are not kept for the next run: {error.problem}")
+    return values
+
+
+@torch.no_grad()
+def layer_errors(
+    teacher: PreTrainedModel, student: PreTrainedModel, encoded: Encoded, batches: list[np.ndarray]
+) -> dict[str, float]:
+    """‖f̂ − f‖ / ‖f‖ of the embedding output, every block and the output, end to end, over real tokens."""
+    count = teacher.config.num_hidden_layers
+    full, quantized = carve(teacher, [0, count])[0], carve(student, [0, count])[0]
+    device = next(student.parameters()).device
+    errors = RelativeErrors()
+    for indices in batches:
+        batch = {name: value.to(device) for name, value in encoded.batch(indices).items()}
+        clean, noisy = layers_of(full(None, batch), batch), layers_of(quantized(None, batch), batch)
+        for name, reference in clean.items():
+            errors.add(name, noisy[name], reference)
+    return errors.result()
+
+
+def layers_of(result: PartOutput, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a whole model computed, layer by layer, without the padding."""
+    assert result.embedding is not None, "only a whole model has all layers"
+    mask = batch["attention_mask"].bool()
+    named = {"embeddings": result.embedding[mask]}
+    named |= {f"block {i}": hidden[mask] for i, hidden in enumerate(result.hidden, start=1)}
+    outputs = [value[mask] if result.per_token else value for value in result.outputs]
+    return named | {"output": torch.cat([value.flatten() for value in outputs])}
+
+
+class RelativeErrors:
+    """‖f̂ − f‖ / ‖f‖ of named tensors, over all batches that were added."""
+
+    def __init__(self) -> None:
+        self._squares: dict[str, np.ndarray] = {}
+
+    def add(self, name: str, came: torch.Tensor, reference: torch.Tensor) -> None:
+        error = float((came - reference).double().square().sum())
+        size = float(reference.double().square().sum())
+        self._squares[name] = self._squares.get(name, np.zeros(2)) + np.array([error, size])
+
+    def result(self) -> dict[str, float]:
+        return {name: float(np.sqrt(e / r)) if r > 0 else 0.0 for name, (e, r) in self._squares.items()}

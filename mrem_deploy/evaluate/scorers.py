@@ -1,0 +1,207 @@
+"""What the outputs of a model are worth, by kind of task: its score, which answers are right, who agrees.
+
+A judge knows one evaluation split. It is shown the outputs of one model, in the order of the encoded
+examples (of reading comprehension, a window each), and knows which of them belong together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+from transformers import PretrainedConfig
+
+from mrem_deploy.data import tagging
+from mrem_deploy.data.encoded import Encoded
+from mrem_deploy.data.squad import Answer, Windows, read_answers
+from mrem_deploy.data.squad_data import Questions
+from mrem_deploy.data.tagging import TaggedTexts, TaggedTokens
+from mrem_deploy.data.task_data import label_order
+from mrem_deploy.data.tasks import Task
+from mrem_deploy.data.texts import Texts
+from mrem_deploy.evaluate import metrics, squad
+from mrem_deploy.evaluate.uncertainty import paired_bootstrap
+
+Outputs = Sequence[np.ndarray]
+Changes = dict[str, dict[str, float]]
+# How alike two models answer, in percent; the first number of each is the one to quote.
+AGREEMENTS: dict[str, Callable[[Outputs, Outputs], dict[str, float]]] = {
+    "classification": metrics.class_agreement,
+    "regression": metrics.score_agreement,
+    "embedding": metrics.agreement,
+    "token-classification": metrics.token_agreement,
+    "question-answering": metrics.span_agreement,
+}
+
+
+class Judge(Protocol):
+    """`paired` is the metric that `right` takes the mean of, for the answers that quantization changed.
+
+    `change` gives, by metric, now − was with its standard error and interval, by resampling the examples;
+    nothing for metrics of which that is not known.
+    """
+
+    paired: str
+
+    def score(self, rows: Outputs) -> dict[str, float]: ...
+
+    def right(self, rows: Outputs) -> np.ndarray | None: ...
+
+    def agreement(self, one: Outputs, other: Outputs) -> dict[str, float]: ...
+
+    def change(self, was: Outputs, now: Outputs) -> Changes: ...
+
+
+def judge_for(task: Task, texts: Texts, encoded: Encoded, config: PretrainedConfig) -> Judge:
+    if task.label_free:
+        return Comparison(task)
+    if isinstance(texts, Questions) and isinstance(encoded, Windows):
+        return QuestionJudge(task, texts, encoded)
+    if isinstance(texts, TaggedTexts) and isinstance(encoded, TaggedTokens):
+        return TagJudge(task, texts, encoded, config)
+    return LabelJudge(task, texts, config)
+
+
+class Comparison:
+    """Without labels there is nothing but to compare."""
+
+    paired = ""
+
+    def __init__(self, task: Task) -> None:
+        self._measure = AGREEMENTS[task.kind]
+
+    def score(self, rows: Outputs) -> dict[str, float]:
+        raise AssertionError("a task without labels is measured by agreement")
+
+    def right(self, rows: Outputs) -> np.ndarray | None:
+        return None
+
+    def agreement(self, one: Outputs, other: Outputs) -> dict[str, float]:
+        return self._measure(one, other)
+
+    def change(self, was: Outputs, now: Outputs) -> Changes:
+        return {}
+
+
+class LabelJudge:
+    """Classes and scores of whole texts."""
+
+    paired = "accuracy"
+
+    def __init__(self, task: Task, texts: Texts, config: PretrainedConfig) -> None:
+        assert texts.labels is not None  # evaluation() refuses unlabelled rows of such tasks
+        self._task, self._labels = task, texts.labels
+        classes = task.kind == "classification"
+        self._order = label_order(texts.label_names, config, task) if classes else None
+
+    def score(self, rows: Outputs) -> dict[str, float]:
+        return metrics.score(self._task, np.stack(rows), self._labels, self._order)
+
+    def right(self, rows: Outputs) -> np.ndarray | None:
+        return None if self._order is None else np.stack(rows).argmax(axis=1) == self._order[self._labels]
+
+    def agreement(self, one: Outputs, other: Outputs) -> dict[str, float]:
+        return AGREEMENTS[self._task.kind](one, other)
+
+    def change(self, was: Outputs, now: Outputs) -> Changes:
+        if len(self._labels) < 2:
+            return {}
+        (truth, before, positive), (_, after, _) = (
+            metrics.truth_and_guess(self._task, np.stack(rows), self._labels, self._order)
+            for rows in (was, now)
+        )
+        return {
+            name: paired_bootstrap(name, before, after, truth, positive=positive).in_points()
+            for name in (self._task.metric, *self._task.also)
+        }
+
+
+class QuestionJudge:
+    """SQuAD: the windows of a question give one answer, and the answers are scored."""
+
+    paired = "exact"
+
+    def __init__(self, task: Task, questions: Questions, windows: Windows) -> None:
+        assert questions.answers is not None  # evaluation() refuses questions without
+        self._questions, self._windows, self._v2 = questions, windows, task.unanswerable
+        self._truths = [[span.text for span in spans] for spans in questions.answers]
+        self._read: dict[int, tuple[Outputs, list[Answer]]] = {}  # by identity of the outputs, which are kept
+
+    def answers(self, rows: Outputs) -> list[Answer]:
+        if id(rows) not in self._read:
+            if not all(np.isfinite(row).all() for row in rows):
+                raise ValueError("some outputs are not finite numbers")
+            self._read[id(rows)] = rows, read_answers(self._windows, self._questions, rows)
+        return self._read[id(rows)][1]
+
+    def score(self, rows: Outputs) -> dict[str, float]:
+        summary = squad.summary_v2 if self._v2 else squad.summary_v1
+        return summary(self.answers(rows), self._truths)
+
+    def per_question(self, rows: Outputs) -> dict[str, np.ndarray]:
+        """By metric, what every answer is worth, 0 to 1."""
+        scores = squad.score_v2 if self._v2 else squad.score_v1
+        return scores(self.answers(rows), self._truths)
+
+    def right(self, rows: Outputs) -> np.ndarray:
+        return self.per_question(rows)["exact"] == 1.0
+
+    def change(self, was: Outputs, now: Outputs) -> Changes:
+        before, after = self.per_question(was), self.per_question(now)
+        if len(self._truths) < 2:
+            return {}
+        return {name: paired_bootstrap("mean", before[name], after[name]).in_points() for name in before}
+
+    def agreement(self, one: Outputs, other: Outputs) -> dict[str, float]:
+        """The share of questions that both models answer with the same text, or both with none."""
+        said = [self._said(rows) for rows in (one, other)]
+        return {"agreement": 100.0 * float(np.mean([a == b for a, b in zip(*said, strict=True)]))}
+
+    def _said(self, rows: Outputs) -> list[str]:
+        answers = self.answers(rows)
+        silent = squad.abstains(answers) if self._v2 else np.zeros(len(answers), dtype=bool)
+        return ["" if quiet else answer.text for answer, quiet in zip(answers, silent, strict=True)]
+
+
+class TagJudge:
+    """Entities: the tags of words, read off their first tokens."""
+
+    paired = "sentences"
+
+    def __init__(
+        self, task: Task, texts: TaggedTexts, tokens: TaggedTokens, config: PretrainedConfig
+    ) -> None:
+        assert texts.tags is not None  # evaluation() refuses sentences without
+        order = label_order(texts.label_names, config, task)
+        self._names = [str(config.id2label[i]) for i in range(len(config.id2label))]
+        for name, i in zip(texts.label_names, order, strict=True):
+            if (
+                not name.isdecimal()
+            ):  # a model with LABEL_0, … takes the data's names; numbers take the model's
+                self._names[i] = name
+        self._truth = [[self._names[order[tag]] for tag in own] for own in texts.tags]
+        self._tokens = tokens
+
+    def _tags(self, rows: Outputs) -> list[list[str]]:
+        if not all(np.isfinite(row).all() for row in rows):
+            raise ValueError("some outputs are not finite numbers")
+        return tagging.read_tags(rows, self._tokens, self._names)
+
+    def score(self, rows: Outputs) -> dict[str, float]:
+        return tagging.score(self._truth, self._tags(rows))
+
+    def right(self, rows: Outputs) -> np.ndarray:
+        return np.array([own == truth for own, truth in zip(self._tags(rows), self._truth, strict=True)])
+
+    def agreement(self, one: Outputs, other: Outputs) -> dict[str, float]:
+        """The share of words that both models give the same tag."""
+        same = [
+            a == b
+            for pair in zip(self._tags(one), self._tags(other), strict=True)
+            for a, b in zip(*pair, strict=True)
+        ]
+        return {"agreement": 100.0 * float(np.mean(same))}
+
+    def change(self, was: Outputs, now: Outputs) -> Changes:
+        return {}  # entities are scored over all sentences at once, for which no fast resampling is here

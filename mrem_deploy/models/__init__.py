@@ -1,0 +1,3 @@
+"""Architectures, their parts, and how checkpoints are loaded."""
+
+from __future__ import annotations

@@ -1,0 +1,148 @@
+"""What is refused before any work is done: places that cannot be written, devices that are not there.
+
+A run takes minutes to hours; a mistake that can be seen at its start must not surface at its end.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.files import explained
+from mrem_deploy.base.progress import say
+from mrem_deploy.data.squad_data import Questions
+from mrem_deploy.data.task_data import TaskData, Texts, label_order
+from mrem_deploy.deploy.runtime import EXPORT_PACKAGES, INSTALL, missing_packages
+from mrem_deploy.kernels.backends import use_backend
+from mrem_deploy.models.architectures import anatomy
+from mrem_deploy.models.loading import check_max_length
+from mrem_deploy.models.partition import module_cuts
+from mrem_deploy.recipe import Recipe, module_count, parse_modules
+
+
+def check_out(out: str, sources: Mapping[str, str | None], marker: str, overwrite: bool = False) -> Path:
+    """The result folder, which may replace nothing but a result of ours (known by its `marker` file).
+
+    `sources` are the options that name what is read, such as {"model": …}.
+    """
+    folder = Path(out).expanduser().resolve()  # where a link points to is what will be replaced
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {folder} is a file", "give a folder")
+    for name, source in sources.items():
+        if source and Path(source).expanduser().resolve().is_relative_to(folder):
+            raise UserError(
+                f"--out {folder} holds the --{name.replace('_', '-')} that is read; it would be replaced",
+                "give another folder for the result",
+            )
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / marker).exists() and not overwrite:
+        raise UserError(
+            f"--out {folder} is not empty and its files were not written by this command",
+            "give an empty or new folder; nothing was touched",
+        )
+    with explained(folder):
+        existing = next(parent for parent in folder.parents if parent.exists())
+        tempfile.TemporaryDirectory(prefix=".mrem-", dir=existing).cleanup()
+    return folder
+
+
+def check_device(name: str) -> torch.device:
+    """`auto` is the GPU where torch sees one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise UserError(f"--device {name!r} is unknown", "use auto, cpu, cuda or cuda:0")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            f"--device {name}: torch sees no GPU here", "use --device cpu, or install a CUDA build of torch"
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"--device {name}: this machine has {torch.cuda.device_count()} GPUs", "use cuda:0")
+    return device
+
+
+def check_kernels(name: str, device: torch.device) -> None:
+    """Make `--kernels` the choice of this process, if it can serve the device."""
+    use_backend(name)
+    if name == "cpp" and device.type != "cpu":
+        raise UserError(
+            f"--kernels cpp computes on the CPU, not on {device}", "use --device cpu, or --kernels auto"
+        )
+    if name == "triton" and device.type == "cpu":
+        raise UserError("--kernels triton needs a GPU, but --device is cpu", "use --kernels auto")
+
+
+def check_workers(recipe: Recipe, workers: int) -> None:
+    """What a run that was started as several processes must have."""
+    if workers > 1 and recipe.method != "mrem-p":
+        raise UserError(
+            f"--method {recipe.method} runs in one process; it was started as {workers}",
+            "start it without torchrun, or use --method mrem-p",
+        )
+    modules = module_count(recipe.modules)
+    if workers > modules:
+        raise UserError(
+            f"{workers} workers were started for {modules} modules",
+            f"start at most {modules}, or give more --modules",
+        )
+
+
+def check_model(recipe: Recipe, model: PreTrainedModel) -> None:
+    """What the recipe asks of the model."""
+    found = anatomy(model)
+    check_max_length(model, recipe.max_length)
+    if recipe.method in ("mrem-s", "mrem-p"):
+        module_cuts(model, parse_modules(recipe.modules))
+    names = [*found.linears, *found.attentions, found.word_embedding]
+    for pattern in recipe.keep_fp:
+        if not fnmatch.filter(names, pattern):
+            raise UserError(
+                f"--keep-fp {pattern!r} matches no layer of this model",
+                f"write * for any characters; the layers are {', '.join(names[:8])}, …",
+            )
+
+
+def check_export(recipe: Recipe) -> tuple[str, ...]:
+    """The profiles to export at the end; packages that are missing are refused only if named profiles were
+    asked for."""
+    if recipe.export == "none":
+        return ()
+    needed = [*EXPORT_PACKAGES, *(["onnxruntime"] if recipe.validate else [])]
+    missing = missing_packages(*needed)
+    if recipe.export == "auto":
+        if missing:
+            say(f"no ONNX model will be written: {', '.join(missing)} not installed ({INSTALL})")
+        return () if missing else ("ort-cpu",)
+    if missing:
+        raise UserError(
+            f"--export {recipe.export} needs {', '.join(missing)}, not installed here",
+            f"{INSTALL}, or leave it out: --export none",
+        )
+    from mrem_deploy.export.profiles import find_profile
+
+    names = [name.strip() for name in recipe.export.split(",")]
+    return tuple(dict.fromkeys(find_profile(name).name for name in names))
+
+
+def check_labels(task_data: TaskData, texts: Texts, model: PreTrainedModel) -> None:
+    """Whether the model's head has the data's labels."""
+    task = task_data.task
+    if texts.label_names:
+        label_order(texts.label_names, model.config, task)
+    if isinstance(texts, Questions) and (misplaced := texts.misplaced()):
+        say(
+            f"note: of {len(misplaced)} questions, such as {misplaced[0]!r}, an answer does not stand at its "
+            "answer_start; calibration does not use answers"
+        )
+    if task.kind == "regression" and model.config.num_labels != 1:
+        raise UserError(
+            f"{task.name} needs a model with one output; this one has {model.config.num_labels}",
+            "give a checkpoint fine-tuned for this task",
+        )

@@ -1,0 +1,3 @@
+"""Quantizers, quantized layers, their initial scales, and frozen models."""
+
+from __future__ import annotations

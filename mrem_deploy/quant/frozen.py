@@ -1,0 +1,192 @@
+"""Fake-quant model → FrozenModel: integers and scales, no nn.Module; and back to a runnable model.
+
+`build(freeze(model))` gives the outputs of `model` bit for bit: the frozen layers multiply the same
+integers and scale them once, by the same lines.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from mrem_deploy.kernels.reference import integers, scale_once
+from mrem_deploy.models.architectures import Anatomy
+from mrem_deploy.models.loading import HEADS
+from mrem_deploy.numerics import Grid, dequantize, quantize
+from mrem_deploy.quant.layers import (
+    ATTENTION,
+    Matmul,
+    QuantEmbedding,
+    QuantLinear,
+    input_step,
+    prepare,
+    quantize_hidden,
+    replace_module,
+)
+from mrem_deploy.quant.quantizers import LearnedStep
+
+MEBIBYTE = 2**20
+
+
+@dataclass
+class FrozenWeight:
+    """ŵ = codes · scale; scale is one number or one per row (shape (rows, 1))."""
+
+    codes: torch.Tensor  # int8
+    scale: torch.Tensor
+    bits: int
+
+    def values(self) -> torch.Tensor:
+        return self.codes.to(self.scale.dtype) * self.scale
+
+
+@dataclass
+class FrozenStep:
+    """A static activation quantizer."""
+
+    scale: torch.Tensor
+    grid: Grid
+
+
+@dataclass
+class FrozenModel:
+    """All that a deployment needs; names are those of the Hugging Face model."""
+
+    config: PretrainedConfig
+    head: str
+    weights: dict[str, FrozenWeight] = field(default_factory=dict)  # by layer
+    steps: dict[str, FrozenStep] = field(default_factory=dict)  # by activation point
+    full: dict[str, torch.Tensor] = field(default_factory=dict)  # what stays full precision
+    notes: dict[str, Any] = field(default_factory=dict)  # recipe digest and the like
+
+    def formula_mb(self) -> float:
+        """Σ quantized elements · bits/8 + 4 bytes for the rest: the paper's way of counting."""
+        packed = sum(weight.codes.numel() * weight.bits / 8 for weight in self.weights.values())
+        return (packed + 4 * sum(value.numel() for value in self.full.values())) / MEBIBYTE
+
+    def full_precision_mb(self) -> float:
+        """The same model with every parameter in 4 bytes."""
+        count = sum(weight.codes.numel() for weight in self.weights.values())
+        return 4 * (count + sum(value.numel() for value in self.full.values())) / MEBIBYTE
+
+
+@torch.no_grad()
+def freeze(model: PreTrainedModel, head: str) -> FrozenModel:
+    """Read the integers out of a fake-quant model. The model is not changed."""
+    frozen = FrozenModel(config=model.config, head=head)
+    for name, part in model.named_modules():
+        if isinstance(part, QuantLinear | QuantEmbedding) and hasattr(
+            part.weight_quantizer, "codes_and_scale"
+        ):
+            codes, scale = part.weight_quantizer.codes_and_scale(part.weight)
+            frozen.weights[name] = FrozenWeight(
+                codes.to("cpu", torch.int8), scale.cpu().clone(), part.weight_quantizer.grid.bits
+            )
+        if isinstance(part, LearnedStep) and not name.endswith("weight_quantizer"):
+            frozen.steps[name] = FrozenStep(part.scale.detach().cpu().clone(), part.grid)
+    packed = {f"{name}.weight" for name in frozen.weights}
+    for name, value in model.state_dict().items():
+        if name not in packed and "_quantizer." not in name and name.rpartition(".")[0] not in frozen.steps:
+            frozen.full[name] = value.detach().cpu().clone()
+    return frozen
+
+
+class FixedStep(nn.Module):
+    """An activation quantizer that no longer learns."""
+
+    def __init__(self, step: FrozenStep) -> None:
+        super().__init__()
+        self.grid = step.grid
+        self.register_buffer("scale", step.scale)
+        self.scale: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return dequantize(quantize(x, self.scale, self.grid), self.scale, self.grid)
+
+
+class FrozenLinear(nn.Module):
+    """A linear that multiplies integers; where weight or input stays full precision, real numbers.
+
+    `weight` holds the integers (as floating-point numbers) when both operands have them, with `scale`
+    beside it, else the weight's values.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        scale: torch.Tensor | None,
+        bias: nn.Parameter | None,
+        step: nn.Module,
+        shares: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale)
+        self.bias = bias
+        self.input_quantizer = step
+        self._shares = (shares,)
+        self.weight: torch.Tensor
+        self.scale: torch.Tensor | None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        step = input_step(self.input_quantizer, *self._shares)
+        if self.scale is None or step is None:
+            return F.linear(self.input_quantizer(x), self.weight, self.bias)
+        return scale_once(integers(x, *step) @ self.weight.T, step[0], self.scale, self.bias)
+
+
+def shell(frozen: FrozenModel, attention: str = ATTENTION) -> tuple[PreTrainedModel, Anatomy]:
+    """The Hugging Face model with all that stays full precision loaded; other weights are still random."""
+    # A copy: the attention function is chosen in the config, and another model may be built of the same.
+    config = copy.deepcopy(frozen.config)
+    model = getattr(transformers, HEADS[frozen.head]).from_config(config).eval()
+    if getattr(model, "pooler", None) is not None and "pooler.dense.bias" not in frozen.full:
+        model.pooler = None  # a bare encoder whose checkpoint had none
+    found = prepare(model, attention)
+    dtype = next(iter(frozen.full.values())).dtype
+    model.to(dtype)
+    missing, unexpected = model.load_state_dict(frozen.full, strict=False)
+    lacking = [name for name in missing if name.removesuffix(".weight") not in frozen.weights]
+    if lacking or unexpected:
+        raise ValueError(f"tensors do not fit the model: missing {lacking}, unexpected {unexpected}")
+    return model, found
+
+
+def build(frozen: FrozenModel) -> PreTrainedModel:
+    """A runnable model of the Hugging Face class, in evaluation mode, on the CPU."""
+    model, found = shell(frozen)
+    points = {name: FixedStep(step) for name, step in frozen.steps.items()}
+    for name in found.linears:
+        linear = model.get_submodule(name)
+        step = points.get(f"{name}.input_quantizer", nn.Identity())
+        shared = points.get(f"{found.shared_inputs.get(name)}.input_quantizer")
+        packed = frozen.weights.get(name)
+        if packed is None:
+            layer = FrozenLinear(linear.weight.detach(), None, linear.bias, step)
+        elif input_step(step, shared) is None:
+            layer = FrozenLinear(packed.values(), None, linear.bias, step)
+        else:
+            codes = packed.codes.to(packed.scale.dtype)
+            layer = FrozenLinear(codes, packed.scale, linear.bias, step, shared)
+        replace_module(model, name, layer)
+    if found.word_embedding in frozen.weights:
+        embedding = model.get_submodule(found.word_embedding)
+        embedding.weight = nn.Parameter(frozen.weights[found.word_embedding].values(), requires_grad=False)
+    for name in found.attentions:
+        attention = model.get_submodule(name)
+        shared = points.get(f"{name}.input_quantizer")
+        if shared is not None:
+            attention.input_quantizer = shared
+            attention.register_forward_pre_hook(quantize_hidden, with_kwargs=True)
+        for product in ("scores", "context"):
+            setattr(
+                attention, product, Matmul(*(points.get(f"{name}.{product}.{s}") for s in ("left", "right")))
+            )
+    return model.requires_grad_(False)

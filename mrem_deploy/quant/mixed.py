@@ -1,0 +1,117 @@
+"""Mixed precision: 2, 4 or 8 bits for every layer, the best choice that fits a size.
+
+min Σ error(layer, bits) over the choices with Σ bytes(layer, bits) ≤ budget, a knapsack with several sizes
+per item. It is solved exactly: layers of one model have few different shapes, hence few different sums of
+bytes, and of choices with the same sum only the best is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.kernels import packed_size
+from mrem_deploy.models.architectures import Anatomy
+from mrem_deploy.numerics import FULL_PRECISION
+from mrem_deploy.quant.frozen import MEBIBYTE
+from mrem_deploy.quant.layers import QuantSpec, activation_points, prepare
+from mrem_deploy.quant.sensitivity import CHOICES, MEASURES, Batch, Group, groups_of
+
+SCALE_BYTES = 4
+HEADER_BYTES = 100  # of a tensor in a safetensors file, besides its name: a little more than it takes
+
+
+def choose_bits(
+    teacher: PreTrainedModel,
+    spec: QuantSpec,
+    batches: Sequence[Batch],
+    budget_mb: float,
+    measure: str,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Bits of every layer (`layers`) by the errors that `measure` tells, and what was weighed against what.
+
+    The teacher gets our attention function; its outputs stay the same.
+    """
+    found = prepare(teacher)
+    groups = groups_of(found, spec)
+    fixed = fixed_bytes(teacher, found, spec, groups)
+    costs = [
+        {bits: sum(layer_bytes(teacher, name, bits, found, spec) for name in group) for bits in CHOICES}
+        for group in groups
+    ]
+    budget = int(budget_mb * MEBIBYTE)
+    least = fixed + sum(min(cost.values()) for cost in costs)
+    if least > budget:
+        raise UserError(
+            f"--budget-mb {budget_mb:g} cannot be kept: with 2 bits everywhere the model takes "
+            f"{least / MEBIBYTE:.3f} MiB, {fixed / MEBIBYTE:.3f} of them for what stays full precision",
+            f"give {math.ceil(1000 * least / MEBIBYTE) / 1000:g} or more",
+        )
+    errors = MEASURES[measure](teacher, groups, spec, batches, seed)
+    chosen = allocate(costs, errors, budget - fixed)
+    size = fixed + sum(cost[bits] for cost, bits in zip(costs, chosen, strict=True))
+    return {
+        "budget_mb": budget_mb,
+        "planned_mb": size / MEBIBYTE,
+        "sensitivity": measure,
+        "layers": {name: bits for group, bits in zip(groups, chosen, strict=True) for name in group},
+        "errors": {
+            group[0]: {str(bits): error for bits, error in measured.items()}
+            for group, measured in zip(groups, errors, strict=True)
+        },
+    }
+
+
+def layer_bytes(model: PreTrainedModel, name: str, bits: int, found: Anatomy, spec: QuantSpec) -> int:
+    """Packed codes and scales of one layer."""
+    weight = model.get_submodule(name).weight
+    per_row = spec.per_channel or name == found.word_embedding
+    return packed_size(weight.numel(), bits) + SCALE_BYTES * (weight.shape[0] if per_row else 1)
+
+
+def fixed_bytes(model: PreTrainedModel, found: Anatomy, spec: QuantSpec, groups: Sequence[Group]) -> int:
+    """All of the packed file that no choice of bits changes: full precision, steps and the file's header."""
+    chosen = {f"{name}.weight" for group in groups for name in group}
+    full = {name: value for name, value in model.state_dict().items() if name not in chosen}
+    steps = list(activation_points(found, spec)) if spec.activation_bits != FULL_PRECISION else []
+    names = [*full, *steps, *chosen, *chosen]  # codes and scales of a layer are two tensors
+    return (
+        sum(value.numel() * value.element_size() for value in full.values())
+        + SCALE_BYTES * len(steps)
+        + sum(len(name.encode()) + HEADER_BYTES for name in names)
+    )
+
+
+def allocate(
+    costs: Sequence[Mapping[int, int]], errors: Sequence[Mapping[int, float]], budget: int
+) -> list[int]:
+    """The choice of each item that has the least sum of errors at a cost within the budget.
+
+    A dynamic programme over the sums of costs; of two sums the dearer stays only if its error is less.
+    """
+    rest = sum(min(cost.values()) for cost in costs)  # what the items to come take at least
+    states: list[tuple[int, float, tuple[Any, ...]]] = [(0, 0.0, ())]  # cost, error, (earlier choices, last)
+    for cost, error in zip(costs, errors, strict=True):
+        rest -= min(cost.values())
+        reached = [
+            (spent + cost[bits], lost + error[bits], (before, bits))
+            for spent, lost, before in states
+            for bits in cost
+            if spent + cost[bits] + rest <= budget
+        ]
+        states = []
+        for state in sorted(reached, key=lambda state: state[:2]):
+            if not states or state[1] < states[-1][1]:
+                states.append(state)
+    if not states:
+        raise ValueError(f"no choice fits a budget of {budget}")
+    chosen, chain = [], states[-1][2]
+    while chain:
+        chain, bits = chain
+        chosen.append(bits)
+    return chosen[::-1]

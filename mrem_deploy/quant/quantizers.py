@@ -1,0 +1,205 @@
+"""Quantizers that training differentiates through.
+
+Activations: LSQ, a learned step per tensor (Esser et al., "Learned Step Size Quantization", 2020).
+Weights: TWN (Li et al., "Ternary Weight Networks", 2016) at 2 bits, LAQ (Hou & Kwok, "Loss-aware
+Weight Quantization", 2018) at 4, a learned uniform step at 3 and 8.
+
+The thing to know: a step s is stored as log s. It stays positive, and one learning rate means the
+same *relative* change for a step of 1e-3 and of 10. LSQ's constant gradient scale is left out,
+because AdamW divides any constant factor out again. Every quantizer maps (latent value, its own
+state) to (codes, scale) by a pure function, so freezing gives exactly what the forward pass gave.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mrem_deploy.kernels import fake_quant, laq, twn
+from mrem_deploy.kernels.reference import weight_integers
+from mrem_deploy.numerics import Grid, dequantize, quantize, symmetric_grid
+
+ROWS_AT_A_TIME = 512
+LAQ_ITERATIONS = 2  # alternations per forward pass, from a start that was searched for once
+
+
+class WeightScale(NamedTuple):
+    """What turns a latent weight into integers; the last arguments of `fake_quant_linear`."""
+
+    scale: torch.Tensor
+    grid: Grid
+    threshold: torch.Tensor | None = None  # of a ternary weight
+    learned: bool = False  # the scale has a gradient of its own
+
+    def integers(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight_integers(weight, self.scale, self.grid, self.threshold)
+
+
+class WeightQuantizer(Protocol):
+    """What layers need: the scale for a product, the fake-quantized weight, (codes, scale) when frozen."""
+
+    grid: Grid
+
+    def weight_scale(self, weight: torch.Tensor) -> WeightScale: ...
+
+    def __call__(self, weight: torch.Tensor) -> torch.Tensor: ...
+
+    def rows(self, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor: ...  # of an embedding table
+
+    def codes_and_scale(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Forward: the quantized weight. Backward: the gradient passes to the latent weight unchanged."""
+
+    @staticmethod
+    def forward(ctx: Any, latent: torch.Tensor, quantized: torch.Tensor) -> torch.Tensor:
+        return quantized
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grads[0], None
+
+
+class LearnedStep(nn.Module):
+    """A uniform quantizer with a learned step: activations, and weights of 3 and 8 bits."""
+
+    def __init__(self, scale: torch.Tensor, grid: Grid) -> None:
+        super().__init__()
+        self.grid = grid
+        self.log_scale = nn.Parameter(scale.log())
+
+    @property
+    def scale(self) -> torch.Tensor:
+        return self.log_scale.exp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return fake_quant(x, self.scale, self.grid)
+
+    def weight_scale(self, weight: torch.Tensor) -> WeightScale:
+        return WeightScale(self.scale, self.grid, learned=True)
+
+    def rows(self, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return fake_quant(rows, F.embedding(ids, self.log_scale, sparse=True).exp(), self.grid)
+
+    def codes_and_scale(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = self.scale.detach()
+        return quantize(x.detach(), scale, self.grid), scale
+
+    def extra_repr(self) -> str:
+        return f"bits={self.grid.bits}, codes {self.grid.low}..{self.grid.high}, zero {self.grid.zero_point}"
+
+
+def _reduce(x: torch.Tensor, per_row: bool) -> torch.Tensor:
+    """Sum over a row or over the whole tensor, kept broadcastable against it."""
+    return x.sum(dim=-1, keepdim=True) if per_row else x.sum()
+
+
+class Ternary(nn.Module):
+    """TWN: Δ = 0.7·mean|w|, α = mean of |w| above Δ, ŵ = α·sign(w)·[|w| > Δ]; straight-through."""
+
+    def __init__(self, per_row: bool) -> None:
+        super().__init__()
+        self.per_row = per_row
+        self.grid = symmetric_grid(2)
+
+    def weight_scale(self, weight: torch.Tensor) -> WeightScale:
+        threshold, scale = twn(weight, self.per_row)
+        return WeightScale(scale, self.grid, threshold)
+
+    def codes_and_scale(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = self.weight_scale(weight)
+        return found.integers(weight.detach()), found.scale
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        codes, alpha = self.codes_and_scale(weight)
+        return _StraightThrough.apply(weight, codes.mul_(alpha))
+
+    def rows(self, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return self(rows)  # nothing per row is stored
+
+
+class LossAware(nn.Module):
+    """LAQ: alternate codes b = clamp(round(w/α)) and α = ΣD·w·b / ΣD·b², D the diagonal curvature.
+
+    Hou & Kwok take D from Adam's second moment, √v̂ + ε (`curvature="adam"`, set by the trainer
+    after each step); the identity is what the group's published code uses. The alternation starts
+    from α₀ = start · mean|w|, `start` being the best of a grid searched once on the initial weight.
+    """
+
+    def __init__(self, weight: torch.Tensor, grid: Grid, per_row: bool, curvature: str = "identity") -> None:
+        super().__init__()
+        self.grid = grid
+        self.per_row = per_row
+        self.curvature = curvature
+        mean = self._mean_magnitude(weight.detach())
+        best = search_scale(weight.detach(), grid, per_row)
+        self.register_buffer("start", best / mean)
+        self.register_buffer("diagonal", torch.ones_like(weight) if curvature == "adam" else None)
+        self.start: torch.Tensor
+        self.diagonal: torch.Tensor | None
+
+    def _mean_magnitude(self, weight: torch.Tensor) -> torch.Tensor:
+        count = weight.shape[-1] if self.per_row else weight.numel()
+        mean = _reduce(weight.abs(), self.per_row) / count
+        return torch.where(mean > 0, mean, torch.ones_like(mean))
+
+    def weight_scale(self, weight: torch.Tensor) -> WeightScale:
+        scale = laq(weight, self.start, self.diagonal, self.grid, LAQ_ITERATIONS, self.per_row)
+        return WeightScale(scale, self.grid)
+
+    def codes_and_scale(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = self.weight_scale(weight)
+        return found.integers(weight.detach()), found.scale
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        codes, alpha = self.codes_and_scale(weight)
+        return _StraightThrough.apply(weight, codes.mul_(alpha))
+
+    def rows(self, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        latent = rows.detach()
+        scale = laq(latent, self.start[ids], None, self.grid, LAQ_ITERATIONS, per_row=True)
+        return _StraightThrough.apply(rows, WeightScale(scale, self.grid).integers(latent).mul_(scale))
+
+
+def search_scale(x: torch.Tensor, grid: Grid, per_row: bool = False, points: int = 60) -> torch.Tensor:
+    """The step of least squared error, over a geometric grid from 1% to 110% of the largest value.
+
+    A search is sturdier than a formula in the moments: hidden states of BERT and the second FFN
+    matrix carry values hundreds of standard deviations out.
+    """
+    if per_row and x.shape[0] > ROWS_AT_A_TIME:  # pieces that stay in the cache: several times faster
+        return torch.cat([search_scale(rows, grid, per_row, points) for rows in x.split(ROWS_AT_A_TIME)])
+    reach = max(grid.high - grid.zero_point, grid.zero_point - grid.low)
+    top = x.abs().amax(dim=-1, keepdim=True) if per_row else x.abs().amax()
+    top = torch.where(top > 0, top, torch.ones_like(top))
+    best_scale = top / reach
+    best_error = torch.full_like(top, float("inf"))
+    for ratio in torch.logspace(-2, 0.0414, points, dtype=torch.float64).tolist():
+        scale = top * (ratio / reach)
+        error = dequantize(quantize(x, scale, grid), scale, grid).sub_(x).square_()
+        error = _reduce(error, per_row)
+        better = error < best_error
+        best_error = torch.where(better, error, best_error)
+        best_scale = torch.where(better, scale, best_scale)
+    return best_scale
+
+
+WEIGHT_QUANTIZERS = ("auto", "twn", "laq", "uniform")
+
+
+def make_weight_quantizer(
+    weight: torch.Tensor, bits: int, per_row: bool, kind: str = "auto", curvature: str = "identity"
+) -> nn.Module:
+    """The quantizer of one weight: by bit width as in the paper (`auto`), or the one asked for."""
+    if kind == "auto":
+        kind = {2: "twn", 4: "laq"}.get(bits, "uniform")
+    grid = symmetric_grid(bits)
+    if kind == "twn":
+        return Ternary(per_row)
+    if kind == "laq":
+        return LossAware(weight, grid, per_row, curvature)
+    return LearnedStep(search_scale(weight.detach(), grid, per_row), grid)

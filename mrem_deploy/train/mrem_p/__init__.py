@@ -1,0 +1,3 @@
+"""MREM-P: all modules at once, one worker per module."""
+
+from __future__ import annotations

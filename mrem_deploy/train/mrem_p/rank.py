@@ -1,0 +1,275 @@
+"""MREM-P: all modules at once, each fed by the stale queue of its predecessor (paper, algorithm 1).
+
+A worker (process) owns one module or several consecutive ones and steps them in turn. The step, its
+optimizer and its checkpoints are those of MREM-S. After start-up a worker holds only its own part of
+teacher and student; at the end rank 0 gets the other parts back and goes on like the other methods.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from mrem_deploy.base.progress import say
+from mrem_deploy.data.encoded import Encoded
+from mrem_deploy.models.architectures import carve
+from mrem_deploy.train.checkpoint import CheckpointStore
+from mrem_deploy.train.module import ModuleTrainer, TrainSettings
+from mrem_deploy.train.mrem_p.checkpoints import AtOwnPace, Checkpoints, InStep
+from mrem_deploy.train.mrem_p.crew import Crew, modules_of, owner_of
+from mrem_deploy.train.mrem_p.edge import ConnectionLost, EdgeReceiver, EdgeSender, LocalOutlet, Wire
+from mrem_deploy.train.mrem_p.schedule import Action, Plan
+from mrem_deploy.train.mrem_p.shards import HeldParts
+from mrem_deploy.train.mrem_p.status import StatusBoard
+from mrem_deploy.train.mrem_p.worker import ModuleWorker, Seconds
+from mrem_deploy.train.mrem_s import TrainLog
+
+WAIT_SECONDS = 0.2  # between looks at what no notification tells, such as a lost connection
+# A neighbour that dies takes its connections along; its own error shall be the one that is shown.
+GRACE_SECONDS = 10.0
+ABANDON_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class ParallelSettings:
+    """What MREM-P has beyond the settings of every method."""
+
+    staleness: int = 8  # t₀
+    teacher_forcing: float = 0.4  # T₀ as a share of the steps
+    lockstep: bool = False
+    slowdown: Mapping[int, float] = field(default_factory=dict)  # module -> times slower, to try a straggler
+
+    def plan(self, steps: int) -> Plan:
+        return Plan(steps, self.staleness, self.lockstep)
+
+
+def train_parallel(
+    crew: Crew,
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
+    cuts: list[int],
+    calibration: Encoded,
+    settings: TrainSettings,
+    parallel: ParallelSettings,
+    store: CheckpointStore | None = None,
+    checkpoint_steps: int = 0,
+) -> TrainLog:
+    """Train this worker's modules; on rank 0 `student` is the whole trained model afterwards."""
+    started = time.perf_counter()
+    parts = carve(teacher, cuts), carve(student, cuts)
+    if 1 < crew.world < len(parts[0]):
+        say(f"{len(parts[0])} modules on {crew.world} workers: {_shares(crew.world, len(parts[0]))}")
+    held = HeldParts(crew, parts)
+    held.release()
+    mail = threading.Condition()
+    plan, forcing_steps = parallel.plan(settings.steps), parallel.teacher_forcing * settings.steps
+    workers = [
+        ModuleWorker(
+            index,
+            ModuleTrainer(parts[0][index], parts[1][index], settings),
+            plan,
+            calibration,
+            forcing_steps,
+            mail,
+            parallel.slowdown.get(index, 1.0),
+        )
+        for index in modules_of(crew.rank, crew.world, len(parts[0]))
+    ]
+    every = checkpoint_steps
+    checkpoints = InStep(store, every, crew) if parallel.lockstep else AtOwnPace(store, every)
+    checkpoints.restore(workers)
+    trained = all(worker.schedule.trained for worker in workers)
+    rank = Rank(crew, workers, checkpoints, mail, len(parts[0]))
+    if not all(crew.exchange("the work that is left", trained)):
+        rank.connect(next(student.parameters()).dtype)
+        try:
+            with StatusBoard(crew, workers, mail, rank.refused):
+                rank.prime()
+                rank.train()
+                rank.disconnect()
+        except BaseException:
+            rank.abandon()
+            raise
+    log = _gather_log(crew, rank, settings, forcing_steps)
+    held.collect()
+    log.seconds["train all modules"] = time.perf_counter() - started
+    return log
+
+
+def _shares(world: int, modules: int) -> str:
+    owned = [[str(index + 1) for index in modules_of(rank, world, modules)] for rank in range(world)]
+    return "; ".join(f"worker {rank} steps {', '.join(names)} in turn" for rank, names in enumerate(owned))
+
+
+class Rank:
+    """The modules of one process, stepped in turn, and its connections to the neighbours."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        workers: Sequence[ModuleWorker],
+        checkpoints: Checkpoints,
+        mail: threading.Condition,
+        modules: int,
+    ) -> None:
+        self.crew, self.workers, self.modules = crew, workers, modules
+        self.seconds = Seconds()
+        self.priming_seconds = self.serving_seconds = 0.0
+        self.refused = threading.Event()  # set by the status board's thread
+        self.sender: EdgeSender | None = None
+        self.receiver: EdgeReceiver | None = None
+        self._checkpoints, self._mail = checkpoints, mail
+
+    def connect(self, dtype: torch.dtype) -> None:
+        """Link every module to its successor, in this process or another."""
+        lossless = self.workers[0].schedule.plan.lockstep
+        device = next(self.workers[0].trainer.student.parameters()).device
+        for front, behind in pairwise(self.workers):
+            assert behind.queue is not None
+            front.outlet = LocalOutlet(behind.queue, behind.state, lossless)
+        for module in range(self.modules - 1):  # all workers make all groups, in the same order
+            here, there = (owner_of(index, self.crew.world, self.modules) for index in (module, module + 1))
+            if here == there:
+                continue
+            wire = Wire.connect(here, there, device, timedelta(seconds=self.crew.timeout))
+            if self.crew.rank == wire.sender:
+                self.sender = EdgeSender(wire, self._mail, device)
+                self.workers[-1].outlet = self.sender
+            elif self.crew.rank == wire.receiver:
+                first = self.workers[0]
+                assert first.queue is not None
+                self.receiver = EdgeReceiver(
+                    wire, first.queue, first.state, lossless, self._mail, device, dtype
+                )
+        for thread in self._threads():
+            thread.start()
+
+    def disconnect(self) -> None:
+        """Both ends have agreed that the edge is closed; the threads are about to leave."""
+        for thread in self._threads():
+            while not thread.join(WAIT_SECONDS):
+                self._check()
+        self._check()
+
+    def abandon(self) -> None:
+        """Close the connections early, and get the threads out of torch's calls."""
+        with self._mail:
+            for thread in self._threads():
+                thread.abandon()
+        for thread in self._threads():
+            thread.join(ABANDON_SECONDS)
+
+    def prime(self) -> None:
+        """Fill all queues, in order; nobody trains before the last one is full."""
+        started = time.perf_counter()
+        while not all(worker.is_primed for worker in self.workers):
+            self._round()
+        self.crew.exchange("the end of priming", check=self._check)
+        with self._mail:
+            for worker in self.workers:
+                worker.release()
+            self._mail.notify_all()
+        self.priming_seconds = time.perf_counter() - started
+        self.seconds = Seconds()
+
+    def train(self) -> None:
+        """Until every module of this worker is done, and all behind it."""
+        started = time.perf_counter()
+        trained: Seconds | None = None
+        while self._round():
+            if trained is None and all(worker.schedule.trained for worker in self.workers):
+                trained = self._seconds_since(started)
+            self._checkpoints.after_round(self.workers, self._check)
+        self.seconds = trained or self._seconds_since(started)
+        self.serving_seconds = time.perf_counter() - started - self.seconds.whole
+
+    def _seconds_since(self, started: float) -> Seconds:
+        return Seconds(
+            computing=sum(worker.seconds.computing for worker in self.workers),
+            receiving=sum(worker.seconds.receiving for worker in self.workers),
+            waiting=self.seconds.waiting,
+            whole=time.perf_counter() - started,
+        )
+
+    def _round(self) -> bool:
+        """Let every module do what it can; False when all are done."""
+        self._check()
+        acted = False
+        for worker in self.workers:
+            if self._checkpoints.holds(worker):
+                continue
+            with self._mail:
+                action = worker.next()
+            if action not in (Action.WAIT, Action.DONE):
+                worker.act(action)
+                acted = True
+        if acted:
+            return True
+        with self._mail:
+            actions = [worker.next() for worker in self.workers if not self._checkpoints.holds(worker)]
+            if actions and all(action is Action.DONE for action in actions):
+                return False
+            if all(action in (Action.WAIT, Action.DONE) for action in actions):
+                started = time.perf_counter()
+                self._mail.wait(WAIT_SECONDS)
+                self.seconds.waiting += time.perf_counter() - started
+        return True
+
+    def _threads(self) -> list[EdgeSender | EdgeReceiver]:
+        return [thread for thread in (self.sender, self.receiver) if thread is not None]
+
+    def _check(self) -> None:
+        """Raise what threads have met, or that another worker refused to go on."""
+        if self.refused.is_set():
+            self.crew.check_refusal()
+        for thread in self._threads():
+            if thread.error is not None:
+                deadline = time.monotonic() + GRACE_SECONDS
+                while time.monotonic() < deadline:
+                    self.crew.check_refusal()
+                    time.sleep(WAIT_SECONDS)
+                raise ConnectionLost(
+                    f"worker {self.crew.rank} lost its connection {thread.name}: {thread.error}"
+                ) from thread.error
+
+    def report(self) -> dict[str, Any]:
+        """What this worker's part of the run was like."""
+        return {
+            "modules": [worker.index + 1 for worker in self.workers],
+            "seconds": asdict(self.seconds),
+            "priming_seconds": self.priming_seconds,
+            "serving_seconds": self.serving_seconds,
+            "transfer_seconds": sum(thread.busy_seconds for thread in self._threads()),
+            "turns": {str(worker.index): worker.schedule.turn for worker in self.workers},
+            "queue_mb": sum(worker.queue_mb for worker in self.workers),
+            "dropped": self.sender.outbox.dropped if self.sender else 0,
+            "curves": {str(worker.index): worker.curve for worker in self.workers},
+            "ages": {str(worker.index): sorted(worker.ages.items()) for worker in self.workers},
+            "training_seconds": {str(worker.index): worker.training_seconds for worker in self.workers},
+        }
+
+
+def _gather_log(crew: Crew, rank: Rank, settings: TrainSettings, forcing_steps: float) -> TrainLog:
+    """The loss curves and the reports of all workers."""
+    reports = crew.exchange("the end of training", rank.report(), patient=True)
+    curves: dict[int, list[tuple[int, float]]] = {}
+    ages: dict[int, Counter[int]] = {}
+    for report in reports:
+        curves |= {int(k): [(step, loss) for step, loss in v] for k, v in report.pop("curves").items()}
+        ages |= {int(k): Counter(dict(v)) for k, v in report.pop("ages").items()}
+    log = TrainLog(workers=reports, forcing_steps=forcing_steps)
+    for index in sorted(curves):
+        name = f"module {index + 1}/{rank.modules}"
+        log.curves[name] = curves[index]
+        if index:
+            log.ages[name] = ages[index]
+    return log

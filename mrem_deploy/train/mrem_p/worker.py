@@ -1,0 +1,153 @@
+"""One module in the parallel phase: where its inputs come from, its passes, and where they go."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from mrem_deploy.data.encoded import BatchSchedule, Encoded
+from mrem_deploy.train.module import ModuleTrainer, teacher_forcing
+from mrem_deploy.train.mrem_p.edge import Parcel
+from mrem_deploy.train.mrem_p.schedule import Action, ModuleSchedule, Outlet, Plan
+from mrem_deploy.train.mrem_p.stale_queue import StaleQueue, draw, mean_age
+
+
+class ParcelOutlet(Outlet, Protocol):
+    def put(self, turn: int, parcel: Parcel) -> None: ...
+
+
+@dataclass
+class Seconds:
+    """Where a worker's time went from the end of priming until its modules were trained; what is left of
+    the whole is checkpoints and the like."""
+
+    computing: float = 0.0
+    receiving: float = 0.0  # fetching a batch from the queue (or the data) onto the device
+    waiting: float = 0.0
+    whole: float = 0.0
+
+
+class ModuleWorker:
+    """Trains module `index`; its queue is filled and its outlet emptied by others, under `mail`."""
+
+    def __init__(
+        self,
+        index: int,
+        trainer: ModuleTrainer,
+        plan: Plan,
+        calibration: Encoded,
+        forcing_steps: float,
+        mail: threading.Condition,
+        slowdown: float = 1.0,
+    ) -> None:
+        self.index, self.trainer, self.forcing_steps = index, trainer, forcing_steps
+        self.schedule = ModuleSchedule(plan)
+        self.queue: StaleQueue[Parcel] | None = None
+        if not trainer.student.first:
+            self.queue = StaleQueue(plan.capacity)
+        self.outlet: ParcelOutlet | None = None
+        self.curve: list[tuple[int, float]] = []
+        self.seconds = Seconds()
+        self.queue_mb = 0.0  # the most that its queue held
+        self.training_seconds = 0.0  # from the end of priming to its last training step
+        self._released_at = time.perf_counter()
+        self._calibration, self._mail, self._slowdown = calibration, mail, slowdown
+        self._device = next(trainer.student.parameters()).device
+        settings = trainer.settings
+        lengths, size, seed = calibration.lengths, settings.batch_size, settings.seed
+        self._batches = BatchSchedule(lengths, size, seed + 1 + index)
+        self._priming_batches = BatchSchedule(lengths, size, seed)  # those that initialised the steps
+
+    def start_at(self, step: int, curve: list[tuple[int, float]]) -> None:
+        """Go on from a checkpoint."""
+        self.schedule = ModuleSchedule(self.schedule.plan, step)
+        self.curve = curve
+
+    def release(self) -> None:
+        """All modules are primed."""
+        self.schedule.release()
+        self.seconds = Seconds()
+        self._released_at = time.perf_counter()
+
+    def next(self) -> Action:
+        """To be called under the lock."""
+        return self.schedule.next(self.queue, self.outlet)
+
+    def state(self) -> tuple[int, bool]:
+        """(turns, done), for the predecessor; to be called under the lock."""
+        return self.schedule.turn, self.schedule.is_done(self.outlet)
+
+    @property
+    def is_primed(self) -> bool:
+        return self.schedule.is_primed(self.queue, self.outlet)
+
+    @property
+    def forcing(self) -> float:
+        return teacher_forcing(self.schedule.turn, self.forcing_steps)
+
+    def act(self, action: Action) -> None:
+        """One pass through the module: with an update when training, forward only otherwise."""
+        started = time.perf_counter()
+        step, forcing = self.schedule.turn, self.forcing
+        batch, clean, noisy = self._input(action)
+        fetched = time.perf_counter()
+        if action is Action.TRAIN:
+            result = self.trainer.step(step, batch, clean, noisy, forcing)
+            self.curve.append((step, result.loss))
+            clean, noisy = result.clean, result.noisy
+        else:
+            clean, noisy = self.trainer.outputs(batch, clean, noisy, forcing)
+        if self._slowdown > 1.0:
+            time.sleep((self._slowdown - 1.0) * (time.perf_counter() - fetched))
+        if action is not Action.PRIME:
+            self.seconds.receiving += fetched - started
+            self.seconds.computing += time.perf_counter() - fetched
+        with self._mail:
+            stamp = self.schedule.stamp
+            self.schedule.did(action, self.outlet)
+            if self.outlet is not None:
+                self.outlet.put(stamp, Parcel(clean, noisy, batch["attention_mask"]))
+            self._mail.notify_all()
+        if action is Action.TRAIN:
+            self.training_seconds = time.perf_counter() - self._released_at
+
+    def _input(
+        self, action: Action
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None, torch.Tensor | None]:
+        turn = self.schedule.turn
+        if self.queue is None:
+            priming = action is Action.PRIME
+            indices = self._priming_batches.at(self.schedule.primed) if priming else self._batches.at(turn)
+            tokens = self._calibration.batch(indices)
+            return {name: value.to(self._device) for name, value in tokens.items()}, None, None
+        with self._mail:
+            self.queue_mb = max(self.queue_mb, sum(parcel.megabytes for parcel in self.queue))
+            if action is Action.PRIME:
+                parcel = self.queue.peek(self.schedule.primed)
+            elif self.schedule.plan.lockstep:
+                parcel = self.queue.take()
+                self._mail.notify_all()  # there is room now
+            else:
+                parcel = self.queue.sample(draw(self.trainer.settings.seed, self.index, turn))
+        return {"attention_mask": parcel.mask}, parcel.clean, parcel.noisy
+
+    @property
+    def ages(self) -> Counter[int]:
+        """How old the entries used were, in turns of the predecessor; empty for the first module."""
+        return self.queue.ages if self.queue is not None else Counter()
+
+    def status(self) -> dict[str, Any]:
+        """For the display; to be called under the lock."""
+        return {
+            "step": min(self.schedule.turn, self.schedule.plan.steps),
+            "loss": self.curve[-1][1] if self.curve else None,
+            "forcing": self.forcing if self.queue is not None else None,
+            "mean_age": mean_age(self.ages),
+            "oldest": max(self.ages, default=0),
+            "serving": self.schedule.turn > self.schedule.plan.steps,
+        }

@@ -1,0 +1,452 @@
+"""What a user can get wrong, one row each: a message that says what to do, exit code 2, nothing touched.
+
+The folder of every case holds an older, valid result under --out. After the refusal the whole tree must be
+as it was, byte for byte, and hold no file more.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from tiny_job import Job, save_model, sentences, write_jsonl, write_reviews
+
+from mrem_deploy import __main__, pipeline
+from mrem_deploy.base import cli
+from mrem_deploy.quant import artifact
+from mrem_deploy.train import checkpoint, module
+from mrem_deploy.train.module import ModuleTrainer
+
+ROOT = Path(__file__).resolve().parents[2]
+FULL_DISK = "Error while serializing: I/O error: No space left on device (os error 28)"  # safetensors' words
+
+
+class Place:
+    """The folder of one case, and the means to spoil it."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.patch = root, monkeypatch
+        self.model, self.data, self.out = root / "model", root / "data", root / "out"
+        self.job = Job(model=self.model, data=self.data, out=self.out)
+        self.flags: list[str] = []
+
+    def set(self, **options: Any) -> None:
+        self.job.set(**options)
+
+    def file(self, name: str, content: str | bytes) -> Path:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    def data_file(self, name: str, content: str) -> None:
+        self.set(data=self.file(name, content))
+
+    def config(self, text: str) -> None:
+        """Give the YAML file instead of the option it names, if it names one."""
+        name = text.partition(":")[0].replace("-", "_")
+        self.set(**{name: None} if name in self.job.options else {})
+        self.flags += ["--config", str(self.file("my.yaml", text))]
+
+    def edit_weights(self, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+        path = self.model / "model.safetensors"
+        weights = load_file(path)
+        change(weights)
+        save_file(weights, path, metadata={"format": "pt"})
+
+    def interrupt(self) -> None:
+        """Leave an interrupted run behind, with the checkpoint of step 4."""
+        calls = iter(range(100))
+        whole = ModuleTrainer.step
+
+        def step(*args: Any, **options: Any) -> Any:
+            if next(calls) == 5:
+                raise KeyboardInterrupt
+            return whole(*args, **options)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ModuleTrainer, "step", step)
+            assert self.job.run() == cli.EXIT_INTERRUPTED
+        self.flags.append("--resume")
+
+    def fail(self, owner: Any, name: str, error: Exception, nth: int = 1, writes: bool = True) -> None:
+        """Let the nth call of a function that saves write half a file and fail."""
+        whole, calls = getattr(owner, name), iter(range(1, 1000))
+
+        def broken(tensors: Any, path: Any, *args: Any, **options: Any) -> Any:
+            if next(calls) < nth:
+                return whole(tensors, path, *args, **options)
+            if writes:
+                Path(path).write_bytes(b"half a file")
+            raise error
+
+        self.patch.setattr(owner, name, broken)
+
+    def tree(self) -> dict[str, bytes]:
+        found = sorted(self.root.rglob("*"))
+        return {
+            str(path.relative_to(self.root)): path.read_bytes() if path.is_file() else b"" for path in found
+        }
+
+
+@dataclass(frozen=True)
+class Case:
+    """One mistake: how it comes about, and what the message must contain, in this order."""
+
+    name: str
+    arrange: Callable[[Place], Any]
+    said: tuple[str, ...]
+    entry: Callable[[Place], int] = lambda place: place.job.run(*place.flags)
+    by_argparse: bool = False  # its messages have their own form
+    keeps_checkpoints: bool = False  # training is not lost; all else is as it was
+
+
+def gpt2(place: Place) -> None:
+    shape = {"vocab_size": 32, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+    config = transformers.GPT2Config(**shape, pad_token_id=0)
+    transformers.GPT2ForSequenceClassification(config).save_pretrained(place.model)
+
+
+def already_quantized(place: Place) -> None:
+    place.set(model=shutil.copytree(place.out, place.root / "small"))
+
+
+def full_at_the_tokenizer(place: Place) -> None:
+    """tokenizers is written in Rust and raises a bare Exception."""
+
+    def save(*args: Any, **options: Any) -> None:
+        raise Exception("No space left on device (os error 28)")
+
+    place.patch.setattr(transformers.PreTrainedTokenizerBase, "save_pretrained", save)
+
+
+def three_labels(place: Place) -> None:
+    rows = [{**row, "label": i % 3} for i, row in enumerate(sentences(30, seed=3))]
+    place.set(data=write_jsonl(place.root / "three.jsonl", rows))
+
+
+def pickle_only(place: Place) -> None:
+    (place.model / "model.safetensors").unlink()
+    (place.model / "pytorch_model.bin").write_bytes(b"\x80\x02 would run anything")
+
+
+def cut_short(place: Place) -> None:
+    path = place.model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def diverging(place: Place) -> None:
+    real = module.reconstruction_terms
+    nan = float("nan")
+    place.patch.setattr(module, "reconstruction_terms", lambda *args: [term * nan for term in real(*args)])
+
+
+def started_as(workers: int, **options: Any) -> Callable[[Place], None]:
+    """As torchrun would start it."""
+
+    def arrange(place: Place) -> None:
+        place.set(**options)
+        place.patch.setenv("RANK", "0")
+        place.patch.setenv("WORLD_SIZE", str(workers))
+
+    return arrange
+
+
+def no_permission(place: Place) -> None:
+    """Root may write anywhere, so the system's refusal is played."""
+    real = os.mkdir
+
+    def mkdir(path: Any, *args: Any, **options: Any) -> None:
+        if "locked" in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        real(path, *args, **options)
+
+    (place.root / "locked").mkdir()
+    place.set(out=place.root / "locked" / "result")
+    place.patch.setattr(os, "mkdir", mkdir)
+
+
+def foreign_files(place: Place) -> None:
+    place.set(out=place.root / "thesis")
+    place.file("thesis/chapter-1.tex", "years of work")
+
+
+def other_recipe(place: Place) -> None:
+    place.interrupt()
+    place.set(seed=1, bits="4-4-8")
+
+
+def other_data(place: Place) -> None:
+    place.interrupt()
+    write_jsonl(place.data / "train.jsonl", sentences(60, seed=9))
+
+
+def other_weights(place: Place) -> None:
+    place.interrupt()
+    place.edit_weights(lambda weights: weights["classifier.bias"].add_(1.0))
+
+
+def broken_checkpoint(place: Place) -> None:
+    place.interrupt()
+    place.file(".out.work/module-0.safetensors", b"not what was written")
+
+
+def without(*names: str) -> Callable[[Place], None]:
+    return lambda place: place.set(**dict.fromkeys(names))
+
+
+def setting(**options: Any) -> Callable[[Place], None]:
+    return lambda place: place.set(**options)
+
+
+def full_disk(owner: Any, nth: int = 1) -> Callable[[Place], None]:
+    return lambda place: place.fail(owner, "save_file", SafetensorError(FULL_DISK), nth)
+
+
+CASES = [
+    # data
+    Case("data missing", setting(data="nowhere.csv"), ("nowhere.csv", "no such file", "→")),
+    Case("data folder missing", setting(data="./no/where"), ("./no/where", "no such file or folder", "→")),
+    Case("data not on the hub", setting(data="nobody/nothing"), ("nobody/nothing", "hub", "→", "folder")),
+    Case("data empty", lambda p: p.data_file("a.jsonl", ""), ("a.jsonl", "empty", "→")),
+    Case("data only a header", lambda p: p.data_file("a.csv", "text,label\n"), ("a.csv", "empty", "→")),
+    Case("data folder empty", lambda p: p.data_file("sub/x.doc", "") or p.set(data=p.root / "sub"),
+         ("Expected train", "x.doc", "→")),
+    Case("data no json", lambda p: p.data_file("a.jsonl", '{"text": "a"\n'), ("a.jsonl", "line 1", "→")),
+    Case("evaluation data missing", setting(eval_data="nowhere.csv"), ("nowhere.csv", "no such file", "→")),
+    Case("text column", setting(text_column="review"),
+         ("'review'", "it has 'text', 'label'", "→", "--text-column")),
+    Case("pair column", setting(text_pair_column="b"), ("'b'", "'text', 'label'", "→", "--text-pair-column")),
+    Case("label column", setting(label_column="stars"),
+         ("'stars'", "it has 'text', 'label'", "→", "--label-column")),
+    Case("three labels, model of two", three_labels,
+         ("data has 3 (0, 1, 2)", "model has 2", "→", "fine-tuned")),
+    Case("regression, model of two labels",
+         lambda p: p.set(task="stsb", text_column="text", text_pair_column="text", data=p.data),
+         ("stsb", "one output", "has 2", "→")),
+    Case("no questions", setting(task="question-answering"),
+         ("'question'", "'text', 'label'", "→", "--text-column")),
+    Case("task unknown", setting(task="sst3"), ("sst2", "question-answering", "'sst3'", "→", "mean sst2")),
+    # model
+    Case("model missing", setting(model="./no-model"), ("no model folder ./no-model", "→", "config.json")),
+    Case("model not on the hub", setting(model="nobody/no-model"),
+         ("nobody/no-model", "hub", "→", "hf download")),
+    Case("model folder is none", lambda p: p.set(model=p.data), ("no config.json", "train.jsonl", "→")),
+    Case("model already quantized", already_quantized, ("cannot be loaded", "model.safetensors", "→")),
+    Case("NaN in weights", lambda p: p.edit_weights(lambda w: w["classifier.weight"][0].fill_(float("nan"))),
+         ("classifier.weight has 16 NaN or Inf", "→", "checkpoint")),
+    Case("pickle only", pickle_only, ("pickle (pytorch_model.bin)", "safetensors", "→", "save_pretrained")),
+    Case("weights cut short", cut_short, ("safetensors", "cannot be read", "→", "again")),
+    Case("architecture not supported", gpt2, ("'gpt2'", "→", "bert", "modernbert")),
+    Case("no classifier head", lambda p: save_model(p.model, "BertForMaskedLM"),
+         ("no trained", "→", "finetune")),
+    # bits, modules and other numbers
+    Case("5-bit weights", setting(bits="5-4-8"), ("5 bits for weights", "→", "2, 3, 4, 8")),
+    Case("3-bit embeddings", setting(bits="4-3-8"), ("3 bits for embeddings", "→", "2, 4, 8")),
+    Case("two bit widths", setting(bits="4-4"), ("W-E-A", "'4-4'", "→", "4-4-8")),
+    Case("letters for bits", setting(bits="a-b-c"), ("W-E-A", "'a-b-c'", "→", "4-4-8")),
+    Case("more modules than layers", setting(modules=3), ("2 blocks", "got 3", "→", "--modules 2")),
+    Case("no modules", setting(modules=0), ("--modules", "'0'", "→")),
+    Case("cut point beyond the model", setting(modules="1,2"), ("between 1 and 1", "[1, 2]", "→")),
+    Case("cut points that do not rise", setting(modules="1,1"), ("rise", "[1, 1]", "→")),
+    Case("cut points in words", setting(modules="1;2"), ("cut points", "'1;2'", "→", "3,6,9")),
+    Case("steps in words", setting(steps="many"), ("--steps", "whole number", "'many'", "→")),
+    Case("steps negative", setting(steps=-5), ("--steps", "at least 1", "-5", "→")),
+    Case("seed negative", setting(seed=-1), ("--seed", "0 or more", "-1", "→")),
+    Case("learning rate negative", setting(lr=-0.1), ("--lr", "between 0 and 1", "-0.1", "→")),
+    Case("memory without a unit", setting(max_memory="plenty"), ("--max-memory", "8GB", "'plenty'", "→")),
+    Case("method unknown", setting(method="magic"),
+         ("--method", "mrem-s, mrem-p, rem, ptq, qat", "'magic'", "→")),
+    Case("GOBO has no file", setting(method="gobo"), ("no grid", "packed", "→", "gobo_model")),
+    Case("budget too small", setting(bits="auto", budget_mb=0.01),
+         ("--budget-mb 0.01 cannot be kept", "2 bits everywhere", "→", "or more")),
+    Case("bits to choose without a budget", setting(bits="auto"), ("needs a size", "→", "--budget-mb")),
+    Case("budget without bits to choose", setting(budget_mb=9), ("--budget-mb", "2-2-8", "→", "--bits auto")),
+    Case("epochs of one stage", setting(qat_epochs=6), ("--qat-epochs", "both stages", "'6'", "→")),
+    Case("training set of another method", setting(train_size=50),
+         ("--train-size is for --method qat", "mrem-s", "→", "--calib-size")),
+    Case("started as several processes", started_as(2), ("mrem-s", "one process", "2", "→", "mrem-p")),
+    Case("more workers than modules", started_as(3, method="mrem-p"), ("3 workers", "2 modules", "→")),
+    Case("longer than the model reads", setting(max_length=513),
+         ("--max-length 513", "at most 32", "→", "32 or")),
+    Case("pattern that matches nothing", setting(keep_fp="bert.layers.*"),
+         ("'bert.layers.*' matches no layer", "→", "bert.encoder.layer.0")),
+    Case("training that diverges", diverging, ("loss became nan at step 1", "diverged", "→", "--lr")),
+    Case("export profile unknown", setting(export="qdq,npu"), ("no export profile 'npu'", "→", "ort-cpu")),
+    Case("GPU that is not there", setting(device="cuda"), ("--device cuda", "no GPU", "→", "--device cpu")),
+    Case("device unknown", setting(device="tpu"), ("--device 'tpu'", "→", "auto, cpu, cuda")),
+    # places
+    Case("out under a file", lambda p: p.set(out=p.data / "train.jsonl" / "out"), ("train.jsonl/out", "→")),
+    Case("out is a file", lambda p: p.set(out=p.data / "train.jsonl"),
+         ("train.jsonl is a file", "→", "folder")),
+    Case("out in /proc", setting(out="/proc/mrem/out"), ("cannot write /proc/mrem/out", "→")),
+    Case("out without permission", no_permission, ("no permission to write", "locked/result", "→")),
+    Case("out holds other files", foreign_files,
+         ("thesis", "not empty", "not written by this command", "→", "nothing was touched")),
+    Case("out holds the model", lambda p: p.set(out=p.root), ("holds the --model", "→", "another folder")),
+    Case("cache folder is a file", lambda p: p.set(cache_dir=p.file("a-file", "")),
+         ("--cache-dir", "a-file is a file", "→", "folder")),
+    Case("disk full at the first checkpoint", full_disk(checkpoint),
+         ("no space left", ".out.work", "→", "free")),
+    Case("disk full at a later checkpoint", full_disk(checkpoint, 3), ("no space left", "→", "--resume"),
+         keeps_checkpoints=True),
+    Case("disk full at the tensors", full_disk(artifact),
+         ("no space left", "mrem.safetensors", "→", "--resume"),
+         keeps_checkpoints=True),
+    Case("disk full at the tokenizer", full_at_the_tokenizer, ("no space left", "/out", "→", "--resume"),
+         keeps_checkpoints=True),
+    Case("disk full at the report",
+         lambda p: p.fail(pipeline, "write_report", OSError(errno.ENOSPC, "No space left"), writes=False),
+         ("no space left", "/out", "→", "--resume"), keeps_checkpoints=True),
+    # recipes and resuming
+    Case("recipe file missing", lambda p: p.flags.extend(["--config", "gone.yaml"]),
+         ("gone.yaml", "→", "--config")),
+    Case("recipe key unknown", lambda p: p.config("step: 5\n"), ("unknown options: step", "→", "steps")),
+    Case("recipe no mapping", lambda p: p.config("- bits\n"),
+         ("my.yaml", "option: value", "→", "recipe.yaml")),
+    Case("recipe no YAML", lambda p: p.config("bits: [4\n"), ("my.yaml", "YAML", "→")),
+    Case("recipe of wrong type", lambda p: p.config("steps: many\n"),
+         ("--steps", "whole number", "'many'", "→")),
+    Case("recipe with a list for a path", lambda p: p.config("data: [a, b]\n"), ("--data", "text", "→")),
+    Case("only a model", without("task", "data"), ("--task, --data must be given", "→", "--model")),
+    Case("only data", without("model", "task"), ("--model, --task must be given", "→")),
+    Case("no out", without("out"), ("--out must be given", "→")),
+    Case("resumed with another recipe", other_recipe,
+         ("differs", "bits: was '2-2-8', is '4-4-8'", "seed: was 0, is 1", "→", "without --resume")),
+    Case("resumed with other data", other_data, ("differs", "calibration data: was", "→")),
+    Case("resumed with other weights", other_weights, ("differs", "model weights: was", "→")),
+    Case("resumed from a broken checkpoint", broken_checkpoint, ("module-0.safetensors cannot be read", "→")),
+    # the command line itself
+    Case("option unknown", lambda p: p.flags.append("--frobnicate"),
+         ("usage:", "unrecognized arguments: --frobnicate"), by_argparse=True),
+    Case("option without its value", lambda p: p.flags.append("--bits"),
+         ("usage:", "--bits: expected one argument"), by_argparse=True),
+    Case("verb unknown", lambda p: None, ("unknown verb 'quantise'", "expected one of quantize", "usage:"),
+         entry=lambda p: __main__.main(["quantise"]), by_argparse=True),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, data and an older result, made once and copied for every case."""
+    root = tmp_path_factory.mktemp("template")
+    job = Job(
+        model=save_model(root / "model"), data=write_reviews(root / "data"), out=root / "out", method="ptq"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MREM_CACHE", str(root / "cache"))
+        assert job.run() == 0
+    shutil.rmtree(root / "cache")
+    return root
+
+
+@pytest.fixture
+def place(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
+    root = shutil.copytree(template, tmp_path / "case")
+    monkeypatch.chdir(root)
+    return Place(root, monkeypatch)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
+def test_a_mistake(case: Case, place: Place, capfd: pytest.CaptureFixture[str]) -> None:
+    if case.name == "out in /proc" and not Path("/proc/self").exists():
+        pytest.skip("this system has no /proc")
+    if case.name == "GPU that is not there" and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    case.arrange(place)
+    before = place.tree()
+    capfd.readouterr()
+
+    assert case.entry(place) == cli.EXIT_USER_ERROR
+
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert "Traceback" not in told.err
+    error = told.err if case.by_argparse else told.err[told.err.rindex("error: ") :]
+    assert re.search(".*".join(map(re.escape, case.said)), error, re.DOTALL), error
+    after = place.tree()
+    if case.keeps_checkpoints:
+        kept = {name: after.pop(name) for name in list(after) if name.startswith(".out.work")}
+        assert all(re.fullmatch(r"\.out\.work(/run\.json|/[\w-]+\.safetensors)?", name) for name in kept), (
+            kept.keys()
+        )
+    assert after.keys() == before.keys()
+    assert after == before
+
+
+@pytest.mark.parametrize("owner", [checkpoint, artifact], ids=["checkpoint", "tensors"])
+def test_after_a_full_disk_the_run_goes_on(place: Place, owner: Any) -> None:
+    """Once there is space again, --resume ends with the result of a run that was never stopped."""
+    place.patch.setattr(pipeline, "write_report", lambda *args: None)
+    place.job.set(out=place.root / "whole")
+    assert place.job.run() == 0
+    place.job.set(out=place.out)
+    with pytest.MonkeyPatch.context() as patch:
+        place.patch = patch
+        place.fail(owner, "save_file", SafetensorError(FULL_DISK), nth=3 if owner is checkpoint else 1)
+        assert place.job.run() == cli.EXIT_USER_ERROR
+    steps = []
+    step = ModuleTrainer.step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModuleTrainer, "step", lambda *a, **k: steps.append(a[1]) or step(*a, **k))
+        assert place.job.run("--resume") == 0
+    assert steps == ([0, 1, 2, 3, 4, 5] if owner is checkpoint else [])  # the first module was kept
+    name = artifact.TENSORS
+    assert (place.out / name).read_bytes() == (place.root / "whole" / name).read_bytes()
+    assert not (place.root / ".out.work").exists()
+
+
+def test_a_cache_that_cannot_be_made_is_explained(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
+    """The folder is there and looks roomy, but making a file in it fails."""
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    place.job.set(max_memory="0MB", cache_dir=place.root / "scratch")
+    place.patch.setattr("mrem_deploy.train.streams.np.memmap", refuse)
+    assert place.job.run() == cli.EXIT_USER_ERROR
+    assert "--cache-dir" in capfd.readouterr().err
+    assert list((place.root / "scratch").iterdir()) == []
+
+
+def test_the_process_itself_ends_with_2_and_no_traceback(place: Place) -> None:
+    """What the shell sees, once, of `python -m mrem_deploy.quantize`."""
+    place.set(bits="5-4-8")
+    command = [sys.executable, "-m", "mrem_deploy.quantize", *place.job.argv()]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: 5 bits for weights")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_defect_of_ours_keeps_its_traceback() -> None:
+    """Only mistakes of the user are reduced to a message."""
+
+    def main(argv: list[str] | None) -> int:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        cli.run(main)

@@ -1,0 +1,199 @@
+"""MREM-P as a user starts it: several processes, one result, and accidents in every one of them.
+
+Each test starts real workers, which takes seconds: so one job shows as much as it can.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_job import job_in as job
+from tiny_job import save_model, workshop_in
+
+from mrem_deploy import pipeline
+from mrem_deploy.base import cli
+from mrem_deploy.quant import artifact
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "tests" / "helpers" / "faulty_job.py"
+PATIENCE = 1800  # seconds; a job takes a few, on a crowded machine many minutes
+MODULES = 3
+STEPS = 12
+OPTIONS: dict[str, Any] = {
+    "method": "mrem-p",
+    "modules": MODULES,
+    "steps": STEPS,
+    "checkpoint_steps": 3,
+    "staleness": 3,
+    "threads": 1,
+    "worker_timeout": 300,
+}
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with workshop_in(tmp_path_factory.mktemp("workshop")) as root:
+        save_model(root / "model", num_hidden_layers=MODULES)
+        yield root
+
+
+def start(workshop: Path, out: str, faults: list[dict[str, Any]], *more: str, **options: Any) -> Any:
+    """The job in a session of its own, by which its processes can be found again."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    environment = {"FAULTS": json.dumps(faults), "ASLEEP": str(workshop / "asleep"), "PYTHONPATH": path}
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), *job(workshop, out, **OPTIONS | options).argv(*more)],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: Any) -> tuple[int, str]:
+    """Exit code and what was said; afterwards none of its processes is left."""
+    try:
+        _, said = process.communicate(timeout=PATIENCE)
+    finally:
+        left = wait_for_the_end(process.pid)
+    assert left == []
+    return process.returncode, said
+
+
+def wait_for_the_end(session: int) -> list[psutil.Process]:
+    """What still runs of a session; it is ended then, so that a failing test leaves nothing behind."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        left = [p for p in psutil.process_iter() if session_of(p) == session]
+        if not left:
+            return []
+        time.sleep(0.1)
+    for process in left:
+        process.kill()
+    return left
+
+
+def session_of(process: psutil.Process) -> int | None:
+    try:
+        return None if process.status() == psutil.STATUS_ZOMBIE else os.getsid(process.pid)
+    except (psutil.Error, OSError):
+        return None
+
+
+def fault(kind: str, rank: int, step: int, attempt: int = 0) -> dict[str, Any]:
+    return {"kind": kind, "rank": rank, "step": step, "attempt": attempt}
+
+
+def traces(workshop: Path, out: str) -> list[str]:
+    """What a job has left beside its result, the result included."""
+    return sorted(path.name for path in workshop.iterdir() if out in path.name)
+
+
+def test_three_workers_give_one_result(workshop: Path) -> None:
+    code, said = finish(start(workshop, "whole", [], workers=MODULES))
+    assert code == 0, said
+    assert traces(workshop, "whole") == ["whole"]
+    result = json.loads((workshop / "whole" / "metrics.json").read_text())
+    workers = result["cost"]["workers"]
+    assert [worker["modules"] for worker in workers] == [[1], [2], [3]]
+    assert all(worker["peak_memory_mb"] > 0 for worker in workers)
+    assert result["cost"]["peak_memory_mb"] == max(worker["peak_memory_mb"] for worker in workers)
+    assert [worker["queue_mb"] > 0 for worker in workers] == [False, True, True]
+    ages = result["parallel"]["ages"]
+    assert list(ages) == ["module 2/3", "module 3/3"]
+    for counted in ages.values():
+        assert sum(times for _, times in counted) >= STEPS  # every step, and passes served to successors
+    for page in ("report.html", "report.md"):
+        text = (workshop / "whole" / page).read_text(encoding="utf-8")
+        assert "age" in text
+        assert "module 3/3" in text
+
+
+def test_every_worker_is_killed_once_and_the_result_is_the_same(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In lock-step two workers give the bits of one, wherever they were killed on the way.
+
+    The first kill is followed by a restart, the second, for want of more restarts, by `--resume`.
+    """
+    monkeypatch.setattr(pipeline, "write_report", lambda *args: None)
+    threads = torch.get_num_threads()
+    try:
+        assert job(workshop, "alone", **OPTIONS | {"workers": 1}).run("--deterministic") == 0
+    finally:
+        torch.set_num_threads(threads)
+    # Each attempt goes on from the last set of checkpoints, of which there is one every 3 steps.
+    draw = random.Random(0)
+    faults = [fault("kill", rank, draw.randint(4 * rank + 1, 4 * rank + 4), attempt=rank) for rank in (0, 1)]
+    code, said = finish(start(workshop, "killed", faults, "--deterministic", workers=2, max_restarts=1))
+    assert code == cli.EXIT_FAILED
+    assert said.count("a worker died; all start again") == 1
+    assert "error: worker 1 failed: SIGKILL ended it from outside" in said, said
+    assert traces(workshop, "killed") == [".killed.work"]
+
+    code, said = finish(start(workshop, "killed", [], "--deterministic", "--resume", workers=2))
+    assert code == 0, said
+    assert "continuing the interrupted run" in said
+    came, expected = (load_file(workshop / name / artifact.TENSORS) for name in ("killed", "alone"))
+    assert came.keys() == expected.keys()
+    assert [name for name in came if not torch.equal(came[name], expected[name])] == []
+    assert traces(workshop, "killed") == ["killed"]
+
+
+def test_a_worker_that_raises_ends_the_job_with_its_own_error(workshop: Path) -> None:
+    """Without restarts; the neighbours' broken connections are not what the user must read."""
+    code, said = finish(start(workshop, "raised", [fault("raise", 1, 2)], workers=2, max_restarts=0))
+    assert code == cli.EXIT_FAILED
+    error = said[said.index("error:") :]
+    assert error.startswith("error: worker 1 failed: Traceback")
+    assert error.strip().endswith("ZeroDivisionError: the accident of worker 1")
+    assert "ConnectionLost" not in said
+    assert not (workshop / "raised").exists()
+
+
+def test_a_users_mistake_is_told_once_and_not_tried_again(workshop: Path) -> None:
+    """Such as a diverging loss: all workers end, although restarts are allowed."""
+    code, said = finish(start(workshop, "refused", [fault("refuse", 0, 2)], workers=2))
+    assert code == cli.EXIT_USER_ERROR
+    assert said.count("error: the mistake of a user\n  → mend it") == 1
+    assert "Traceback" not in said
+    assert "start again" not in said
+    assert not (workshop / "refused").exists()
+
+
+def test_ctrl_c_then_half_a_checkpoint(workshop: Path) -> None:
+    (workshop / "asleep").unlink(missing_ok=True)
+    process = start(workshop, "stopped", [fault("sleep", 1, 7)], workers=2)
+    deadline = time.monotonic() + PATIENCE
+    while not (workshop / "asleep").exists() and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+    code, said = finish(process)
+    assert code == cli.EXIT_INTERRUPTED
+    assert "continue with --resume" in said
+    assert "Traceback" not in said
+    assert traces(workshop, "stopped") == [".stopped.work"]
+
+    checkpoint = workshop / ".stopped.work" / "module-2.safetensors"  # worker 1 owns it
+    whole = checkpoint.read_bytes()
+    checkpoint.write_bytes(whole[: len(whole) // 2])
+    code, said = finish(start(workshop, "stopped", [], "--resume", workers=2))
+    assert code == cli.EXIT_USER_ERROR
+    assert said.count("module-2.safetensors cannot be read") == 1
+    assert "Traceback" not in said
+    assert traces(workshop, "stopped") == [".stopped.work"]

@@ -1,0 +1,189 @@
+"""Several models on one evaluation split: their metrics, how they agree, and the verdict, kind by kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_job import DEV, POSITIONS, save_model, sentences, write_jsonl
+
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.data.task_data import open_task
+from mrem_deploy.deploy import validation
+from mrem_deploy.evaluate import evaluation as scoring
+from mrem_deploy.evaluate import scorers
+from mrem_deploy.evaluate.evaluation import FULL_PRECISION, ONNX, QUANTIZED, Evaluation
+from mrem_deploy.evaluate.predict import Predictor, torch_predictor
+from mrem_deploy.evaluate.uncertainty import paired_accuracy_error
+from mrem_deploy.models import loading
+from mrem_deploy.recipe import Recipe
+
+# task: its head, its metric, the measure of agreement
+KINDS = {
+    "text-classification": ("sequence-classification", "accuracy", "agreement"),
+    "stsb": ("sequence-classification", "spearman", "spearman"),
+    "feature-extraction": ("feature-extraction", "cosine", "cosine"),
+    "token-classification": ("token-classification", "agreement", "agreement"),
+    "question-answering": ("question-answering", "agreement", "agreement"),
+}
+ARCHITECTURE = {
+    "sequence-classification": "BertForSequenceClassification",
+    "feature-extraction": "BertModel",
+    "token-classification": "BertForTokenClassification",
+    "question-answering": "BertForQuestionAnswering",
+}
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    """Rows that serve every task."""
+    one, two = sentences(count, seed=1), sentences(count, seed=2)
+    return [
+        {**a, "question": a["text"], "context": b["text"], "sentence1": a["text"], "sentence2": b["text"]}
+        | {"score": i % 6}
+        for i, (a, b) in enumerate(zip(one, two, strict=True))
+    ]
+
+
+def evaluation_of(task: str, folder: Path) -> tuple[Evaluation, Any]:
+    head = KINDS[task][0]
+    save_model(folder / "model", ARCHITECTURE[head], num_labels=1 if task == "stsb" else 2)
+    write_jsonl(folder / "data" / "train.jsonl", rows(8))
+    write_jsonl(folder / "data" / "dev.jsonl", rows(DEV))
+    model, tokenizer = loading.load_model(folder / "model", head)
+    recipe = Recipe(model=str(folder / "model"), max_length=POSITIONS)
+    return Evaluation(recipe, open_task(task, str(folder / "data")), tokenizer, model.config), model
+
+
+def with_noise(predictor: Predictor, size: float) -> Predictor:
+    draw = np.random.default_rng(0)
+
+    def predict(batch: dict[str, torch.Tensor]) -> list[np.ndarray]:
+        answers = predictor(batch)
+        return [a + size * a.std() * draw.normal(size=a.shape).astype(a.dtype) for a in answers]
+
+    return predict
+
+
+@pytest.mark.parametrize("task", KINDS)
+def test_every_kind_of_task(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third model is the second one with noise: it agrees with neither wholly, with itself it does."""
+    monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
+    evaluation, model = evaluation_of(task, tmp_path)
+    _, metric, measure = KINDS[task]
+    evaluation.ask_full_precision(model)
+    evaluation.ask(QUANTIZED, torch_predictor(model))
+    evaluation.ask(ONNX, with_noise(torch_predictor(model), 1.0))
+    accuracy = evaluation.accuracy()
+    assert accuracy["metric"] == metric
+    assert accuracy[FULL_PRECISION] == pytest.approx(accuracy[QUANTIZED])
+    assert accuracy["splits"]["dev"][ONNX].keys() == accuracy["splits"]["dev"][QUANTIZED].keys()
+    if task in ("text-classification", "stsb"):
+        change = accuracy["splits"]["dev"]["change"][metric]
+        assert change["difference"] == pytest.approx(accuracy[QUANTIZED] - accuracy[FULL_PRECISION], abs=1e-9)
+        assert change["low"] <= change["difference"] <= change["high"]
+    same = evaluation.agreement(QUANTIZED, FULL_PRECISION)["dev"]
+    other = evaluation.agreement(ONNX, QUANTIZED)["dev"]
+    assert next(iter(same)) == measure
+    assert same[measure] == pytest.approx(100)
+    assert 0 < other[measure] < 99
+    if task in ("feature-extraction", "token-classification", "question-answering"):
+        assert accuracy[ONNX] == pytest.approx(other[measure])  # agreement is their metric
+
+
+@pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering"])
+def test_full_precision_is_asked_once(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of tokens differ in length and are kept joined: they must come back apart."""
+    monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
+    evaluation, model = evaluation_of(task, tmp_path)
+    evaluation.ask_full_precision(model)
+    first = evaluation.splits["dev"].answers[FULL_PRECISION]
+    evaluation.ask(QUANTIZED, torch_predictor(model))
+    assert all(map(np.array_equal, first, evaluation.splits["dev"].answers[QUANTIZED]))
+    monkeypatch.setattr(scoring, "torch_predictor", lambda _: pytest.fail("asked again"))
+    evaluation.ask_full_precision(model)
+    again = evaluation.splits["dev"].answers[FULL_PRECISION]
+    assert len(again) == DEV
+    assert all(map(np.array_equal, first, again))
+
+
+def test_answers_of_a_class_counted_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
+    evaluation, model = evaluation_of("text-classification", tmp_path)
+    evaluation.ask(QUANTIZED, torch_predictor(model))
+    evaluation.ask(ONNX, with_noise(torch_predictor(model), 1.0))
+    answers = {name: np.stack(rows).argmax(1) for name, rows in evaluation.splits["dev"].answers.items()}
+    labels = [row["label"] for row in rows(DEV)]
+    accuracy = evaluation.accuracy()
+    assert accuracy[ONNX] == pytest.approx(100 * np.mean(answers[ONNX] == labels))
+    expected = 100 * np.mean(answers[ONNX] == answers[QUANTIZED])
+    assert evaluation.agreement(ONNX, QUANTIZED) == {"dev": {"agreement": pytest.approx(expected)}}
+    assert FULL_PRECISION not in accuracy  # it was not asked
+
+
+def test_how_sure_a_change_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resampled error of an accuracy is what the answers lost and gained say; it is worked out once."""
+    monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
+    evaluation, model = evaluation_of("text-classification", tmp_path)
+    evaluation.ask_full_precision(model)
+    evaluation.ask(QUANTIZED, with_noise(torch_predictor(model), 2.0))
+    dev = evaluation.accuracy()["splits"]["dev"]
+    assert dev["lost"] + dev["gained"] > 0
+    expected = paired_accuracy_error(dev["lost"], dev["gained"], DEV)
+    # 2,000 resamples know a standard deviation to 1.6%
+    assert dev["change"]["accuracy"]["standard_error"] == pytest.approx(expected, rel=0.08)
+    monkeypatch.setattr(scorers, "paired_bootstrap", lambda *args, **options: pytest.fail("once more"))
+    assert evaluation.accuracy()["splits"]["dev"]["change"] == dev["change"]
+
+
+# --- the verdict -------------------------------------------------------------------------------
+
+
+def two_splits(first: float, second: float) -> dict[str, Any]:
+    return {
+        "metric": "accuracy",
+        "splits": {
+            name: {FULL_PRECISION: {"accuracy": 90.0}, ONNX: {"accuracy": 90.0 - drop}}
+            for name, drop in (("matched", first), ("mismatched", second))
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("drops", "allowed", "passed", "worst"),
+    [
+        ((0.5, 0.2), 1.0, True, "matched"),
+        ((0.5, 1.2), 1.0, False, "mismatched"),  # every split counts
+        ((1.0, 0.0), 1.0, True, "matched"),  # "more than" it
+        ((0.01, 0.0), 0.0, False, "matched"),
+        ((-2.0, -3.0), 0.0, True, "matched"),  # a gain is no drop
+    ],
+)
+def test_the_verdict(drops: tuple[float, float], allowed: float, passed: bool, worst: str) -> None:
+    verdict = validation.judge(two_splits(*drops), allowed)
+    assert (verdict.passed, verdict.split) == (passed, worst)
+    assert verdict.drop == pytest.approx(max(drops))
+    assert verdict.sentence.startswith("passed" if passed else "FAILED")
+    assert ("above" in verdict.sentence) == (max(drops) < 0)
+
+
+@pytest.mark.parametrize(
+    ("share", "bits", "told"),
+    [(99.0, 8, False), (98.9, 8, True), (97.0, 4, False), (96.0, 4, True)],
+)
+def test_remarks_on_disagreement(share: float, bits: int, told: bool) -> None:
+    nodes = {"integer": {"QGemm": 1}, "floating": {}, "floating_nodes": [], "providers": {}}
+    steady = {"examples": 9, "alone": 100.0, "padded": 100.0}
+    found = {"agreement": {QUANTIZED: {"dev": {"agreement": share}}}, "steady": steady, "nodes": nodes}
+    assert bool(validation.remarks(found, bits)) == told
+    idle = {**found, "nodes": {**nodes, "integer": {}, "floating": {"MatMul": 1}}}
+    assert "no matrix product runs on integers" in validation.remarks(idle, bits)[-1]
+
+
+def test_outputs_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
+    evaluation, model = evaluation_of("text-classification", tmp_path)
+    evaluation.ask(ONNX, with_noise(torch_predictor(model), float("nan")))
+    with pytest.raises(UserError, match="NaN or Inf for 40"):
+        validation.check_finite(tmp_path / "model.onnx", evaluation)

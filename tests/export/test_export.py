@@ -1,0 +1,351 @@
+"""Exported graphs against the torch model: integers of the quantizers, outputs, types, sizes, bad input."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+ir = pytest.importorskip("onnx_ir")
+
+from quant_specs import SPECS  # noqa: E402
+from tiny_models import ARCHITECTURES, quantized_twin, tiny_batch, tiny_encoded, tiny_model  # noqa: E402
+
+from mrem_deploy.base import cli  # noqa: E402
+from mrem_deploy.export import PROFILES, __main__, export_onnx, write  # noqa: E402
+from mrem_deploy.export.skeleton import trace  # noqa: E402
+from mrem_deploy.models.architectures import model_outputs  # noqa: E402
+from mrem_deploy.numerics import quantize  # noqa: E402
+from mrem_deploy.quant import artifact  # noqa: E402
+from mrem_deploy.quant.frozen import FixedStep, FrozenLinear, FrozenModel, build, freeze  # noqa: E402
+from mrem_deploy.quant.layers import Matmul, QuantSpec  # noqa: E402
+
+CLASSIFIER = "sequence-classification"
+BITS = {"8-8-8": (8, 8, 8), "4-4-8": (4, 4, 8), "2-2-8": (2, 2, 8), "2-2-4": (2, 2, 4)}
+# The largest difference by the order of float sums, without any code falling on the other side.
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+@cache
+def frozen_model(kind: str, head: str = CLASSIFIER, spec: QuantSpec | None = None) -> FrozenModel:
+    _, student = quantized_twin(tiny_model(kind, head), spec or QuantSpec(*BITS["4-4-8"]))
+    return freeze(student, head)
+
+
+@cache
+def skeleton(kind: str, head: str) -> tuple[bytes, Any]:
+    model, found = trace(frozen_model(kind, head))
+    return ir.to_proto(model).SerializeToString(), found
+
+
+@pytest.fixture
+def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tracing takes seconds, and the skeleton depends on neither bits nor profile: keep it."""
+
+    def remembered(frozen: FrozenModel) -> tuple[Any, Any]:
+        stored, found = skeleton(frozen.config.model_type, frozen.head)
+        return ir.from_proto(onnx.ModelProto.FromString(stored)), found
+
+    monkeypatch.setattr(write, "trace", remembered)
+
+
+def session(model: Any, exact: bool = False) -> Any:
+    """At default options; `exact` without optimizations, which runs the standard operators as written."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    if exact:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return ort.InferenceSession(model.SerializeToString(), options)
+
+
+def run(model: Any, batch: dict[str, torch.Tensor], exact: bool = False) -> dict[str, np.ndarray]:
+    opened = session(model, exact)
+    feed = {entry.name: batch[entry.name].numpy() for entry in opened.get_inputs()}
+    names = [entry.name for entry in opened.get_outputs()]
+    return dict(zip(names, opened.run(names, feed), strict=True))
+
+
+def torch_outputs(frozen: FrozenModel, batch: dict[str, torch.Tensor]) -> list[np.ndarray]:
+    with torch.no_grad():
+        return [value.numpy() for value in model_outputs(build(frozen)(**batch))]
+
+
+def torch_codes(frozen: FrozenModel, batch: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """The integers that every quantizer of the torch model gives."""
+    model, codes = build(frozen), {}
+    names = {part: name for name, part in model.named_modules() if isinstance(part, FixedStep)}
+
+    def see(step: nn.Module, x: torch.Tensor) -> None:
+        if isinstance(step, FixedStep):
+            codes[names[step]] = quantize(x, step.scale, step.grid).numpy()
+
+    for part in model.modules():
+        if isinstance(part, FixedStep):  # of q, k and v: called as a module
+            part.register_forward_pre_hook(lambda step, args: see(step, args[0]))
+        if isinstance(part, FrozenLinear):
+            part.register_forward_pre_hook(lambda linear, args: see(linear.input_quantizer, args[0]))
+        if isinstance(part, Matmul):
+            part.register_forward_pre_hook(lambda product, args: see(product.left, args[0]))
+            part.register_forward_pre_hook(lambda product, args: see(product.right, args[1]))
+    with torch.no_grad():
+        model(**batch)
+    return codes
+
+
+def with_codes(model: Any, frozen: FrozenModel) -> tuple[Any, dict[str, str]]:
+    """The model with every quantizer's integers, as its product reads them, among the outputs."""
+    model = onnx.ModelProto.FromString(model.SerializeToString())
+    values = {name for node in model.graph.node for name in node.output}
+    types = {i.name: i.data_type for i in model.graph.initializer}
+    asked = {}
+    for step in frozen.steps:
+        if f"{step}.codes" not in values:
+            continue
+        moved = sorted(name for name in values if name.startswith(f"{step}.moved."))
+        asked[step] = moved[-1] if moved else f"{step}.codes"
+        quantizer = next(node for node in model.graph.node if f"{step}.codes" in node.output)
+        model.graph.output.append(
+            onnx.helper.make_tensor_value_info(asked[step], types[quantizer.input[2]], None)
+        )
+    return model, asked
+
+
+@pytest.mark.usefixtures("traced_once")
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_integers_and_outputs_are_those_of_torch(profile: str, kind: str, bits: str) -> None:
+    frozen = frozen_model(kind, CLASSIFIER, QuantSpec(*BITS[bits], per_channel=True))
+    batch = tiny_encoded(kind, count=32).batch(np.arange(32))  # enough integers for a share to mean something
+    model = write.to_onnx(frozen, profile)
+    onnx.checker.check_model(model, full_check=True)
+    # INT8 products saturate where the processor has no VNNI: TensorRT's form is run as written.
+    exact = not PROFILES[profile].zero_points
+    asked, names = with_codes(model, frozen)
+    came, expected = run(asked, batch, exact), torch_codes(frozen, batch)
+    assert set(names) == set(frozen.steps), "every quantizer stands in the graph"
+    first = [step for step in names if ".0." in step]
+    assert len(first) >= 6
+    # The pooler's input has an axis more in the graph than in torch.
+    signed = {
+        step: _signed(came[names[step]], frozen, step, profile).reshape(expected[step].shape)
+        for step in names
+    }
+    off = np.concatenate([np.abs(signed[step] - expected[step]).ravel() for step in first])
+    assert off.max() <= 1
+    assert np.mean(off == 0) >= 0.999
+    # Deeper, a tie that fell on the other side changes all that follows; without one nothing differs.
+    same = all(np.array_equal(signed[step], expected[step]) for step in names)
+    everywhere = np.concatenate([(signed[step] == expected[step]).ravel() for step in names])
+    assert np.mean(everywhere) >= 0.97
+    for name, reference in zip(_outputs(model), torch_outputs(frozen, batch), strict=True):
+        np.testing.assert_allclose(came[name], reference, **(CLOSE if same else {"atol": 0.1}))
+
+
+def _outputs(model: Any) -> list[str]:
+    return [output.name for output in model.graph.output]
+
+
+def _signed(codes: np.ndarray, frozen: FrozenModel, step: str, profile: str) -> np.ndarray:
+    grid = frozen.steps[step].grid
+    if PROFILES[profile].zero_points:
+        return codes.astype(np.int64) - (128 if grid.signed else 0)
+    return codes.astype(np.int64) + (0 if grid.signed else 2 ** (grid.bits - 1))
+
+
+@pytest.mark.usefixtures("traced_once")
+@pytest.mark.parametrize("head", ["token-classification", "question-answering", "feature-extraction"])
+def test_every_head_has_hugging_faces_names(head: str) -> None:
+    frozen, batch = frozen_model("bert", head, QuantSpec(2, 2, 8)), tiny_batch("bert")
+    came = run(write.to_onnx(frozen), batch)
+    expected = {
+        "token-classification": ["logits"],
+        "question-answering": ["start_logits", "end_logits"],
+        "feature-extraction": ["last_hidden_state"],
+    }
+    assert list(came) == expected[head]
+    for output, reference in zip(came.values(), torch_outputs(frozen, batch), strict=True):
+        np.testing.assert_allclose(output, reference, **CLOSE)
+
+
+@pytest.mark.usefixtures("traced_once")
+@pytest.mark.parametrize("profile", ["ort-cpu", "tensorrt"])
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+def test_every_way_of_quantizing_exports(spec: QuantSpec, profile: str) -> None:
+    frozen, batch = frozen_model("bert", CLASSIFIER, spec), tiny_batch("bert")
+    came = run(write.to_onnx(frozen, profile), batch, exact=profile == "tensorrt")
+    np.testing.assert_allclose(came["logits"], torch_outputs(frozen, batch)[0], **CLOSE)
+
+
+@pytest.mark.usefixtures("traced_once")
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "mpnet"])
+def test_batch_and_padding_do_not_change_an_answer(kind: str) -> None:
+    opened = session(write.to_onnx(frozen_model(kind, CLASSIFIER, QuantSpec(2, 2, 8))))
+    batch = {name: value.numpy() for name, value in tiny_batch(kind).items()}
+    feed = {entry.name: batch[entry.name] for entry in opened.get_inputs()}
+    together = opened.run(None, feed)[0]
+    padded = {name: np.pad(value, ((0, 0), (0, 5))) for name, value in feed.items()}
+    padded["input_ids"][:, -5:] = frozen_model(kind).config.pad_token_id or 0
+    np.testing.assert_allclose(opened.run(None, padded)[0], together, **CLOSE)
+    for row, length in enumerate(batch["attention_mask"].sum(axis=1)):
+        alone = {name: value[row : row + 1, :length] for name, value in feed.items()}
+        np.testing.assert_allclose(opened.run(None, alone)[0], together[row : row + 1], **CLOSE)
+
+
+# -- what stands in the file ---------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("traced_once")
+@pytest.mark.parametrize(
+    ("profile", "bits", "opset", "ir_version", "carrier"),
+    [
+        ("ort-cpu", "4-4-8", 21, 10, "INT4"),
+        ("ort-cpu", "2-2-8", 25, 13, "INT2"),
+        ("ort-cpu", "8-8-8", 21, 10, "UINT8"),
+        ("qdq", "4-4-8", 21, 10, "INT4"),
+        ("qdq", "2-2-8", 21, 10, "INT4"),
+        ("int8", "2-2-8", 18, 8, "INT8"),
+        ("int8", "8-8-8", 18, 8, "UINT8"),
+        ("tensorrt", "8-8-8", 18, 8, "INT8"),
+    ],
+)
+def test_types_of_a_profile(profile: str, bits: str, opset: int, ir_version: int, carrier: str) -> None:
+    frozen = frozen_model("bert", CLASSIFIER, QuantSpec(*BITS[bits]))
+    model = write.to_onnx(frozen, profile)
+    assert model.ir_version == ir_version
+    assert {entry.domain: entry.version for entry in model.opset_import}[""] == opset
+    matrices = [i for i in model.graph.initializer if i.name.endswith("dense.weight.codes")]
+    assert len(matrices) == 3 * 3 + 1  # three in each block, and the pooler
+    assert {onnx.TensorProto.DataType.Name(i.data_type) for i in matrices} == {carrier}
+    width = {"INT2": 2, "INT4": 4}.get(carrier, 8)
+    for matrix in matrices:
+        assert len(matrix.raw_data) == -(-int(np.prod(matrix.dims)) * width // 8)
+    floats = [
+        i for i in model.graph.initializer if i.data_type == onnx.TensorProto.FLOAT and len(i.dims) == 2
+    ]
+    names = {i.name for i in floats if not i.name.endswith((".scale", ".bias"))}
+    assert not any("dense" in name or "query" in name or "word" in name for name in names)
+    domains = {node.domain for node in model.graph.node}
+    assert domains == ({"", "com.microsoft"} if profile == "ort-cpu" else {""})
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_the_default_profile_multiplies_integers_only(tmp_path: Path) -> None:
+    frozen = frozen_model("bert", CLASSIFIER, QuantSpec(4, 4, 8))
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 3
+    ort.InferenceSession(write.to_onnx(frozen).SerializeToString(), options)
+    optimized = onnx.load(tmp_path / "optimized.onnx")
+    kinds = Counter(node.op_type for node in optimized.graph.node)
+    # qkv, two products of attention, and three dense layers in each block; the pooler.
+    assert kinds["MatMulIntegerToFloat"] == 3 * (1 + 2 + 3) + 1
+    assert kinds["MatMul"] == kinds["DequantizeLinear"] == kinds["FusedMatMul"] == 0
+    assert kinds["Gemm"] == 1, "only the head stays in float"
+    stored = {i.data_type for i in optimized.graph.initializer if i.name.endswith("codes.int8")}
+    assert stored == {onnx.TensorProto.INT8}, "the Cast behind a packed weight is folded when loading"
+
+
+@pytest.mark.usefixtures("traced_once")
+@pytest.mark.parametrize("profile", ["ort-cpu", "qdq", "int8"])
+def test_codes_over_the_whole_range_do_not_saturate(profile: str) -> None:
+    """16-bit sums of INT8 products overflow on processors without VNNI; these profiles avoid them."""
+    frozen = frozen_model("bert", CLASSIFIER, QuantSpec(8, 8, 8))
+    extreme = {
+        name: dataclasses.replace(
+            weight, codes=weight.codes.sign().mul(127).to(torch.int8), scale=weight.scale / 40
+        )
+        for name, weight in frozen.weights.items()
+    }
+    changed, batch = dataclasses.replace(frozen, weights=extreme), tiny_batch("bert")
+    expected = torch_outputs(changed, batch)[0]
+    np.testing.assert_allclose(run(write.to_onnx(changed, profile), batch)["logits"], expected, **CLOSE)
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_metadata_names_the_recipe() -> None:
+    frozen = dataclasses.replace(frozen_model("bert"), notes={"recipe_digest": "abc", "bits": "4-4-8"})
+    properties = {entry.key: entry.value for entry in write.to_onnx(frozen, "qdq").metadata_props}
+    assert properties["recipe_digest"] == "abc"
+    assert properties["bits"] == "4-4-8"
+    assert properties["profile"] == "qdq"
+    assert properties["version"]
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_large_models_put_their_tensors_beside_the_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen, batch, path = frozen_model("bert"), tiny_batch("bert"), tmp_path / "model.onnx"
+    monkeypatch.setattr(write, "LARGEST_FILE", 1000)
+    for _ in range(2):  # the second time it replaces the first
+        export_onnx(frozen, path)
+        assert len(list(tmp_path.iterdir())) == 2
+    options = ort.SessionOptions()
+    opened = ort.InferenceSession(path, options)
+    came = opened.run(None, {entry.name: batch[entry.name].numpy() for entry in opened.get_inputs()})[0]
+    np.testing.assert_allclose(came, torch_outputs(frozen, batch)[0], **CLOSE)
+    monkeypatch.undo()
+
+
+# -- the verb ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def result_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("result")
+    artifact.save(frozen_model("bert"), folder)
+    return folder
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_the_verb_writes_the_profiles_file(result_folder: Path, tmp_path: Path, capsys: Any) -> None:
+    assert (
+        cli.run(__main__.main, [str(result_folder), "--profile", "int8", "--out", str(tmp_path / "a.onnx")])
+        == 0
+    )
+    assert onnx.load(tmp_path / "a.onnx").producer_name == "mrem_deploy"
+    assert "a.onnx" in capsys.readouterr().out
+    assert cli.run(__main__.main, [str(result_folder)]) == 0
+    assert (result_folder / "model.onnx").is_file()
+
+
+def _truncate(folder: Path) -> None:
+    path = folder / artifact.TENSORS
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _newer(folder: Path) -> None:
+    path = folder / artifact.MANIFEST
+    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 99'))
+
+
+BAD = {
+    "unknown profile": (lambda folder: None, ["--profile", "tpu"], "no export profile 'tpu'"),
+    "opset too old": (lambda folder: None, ["--opset", "13"], "cannot be written at opset 13"),
+    "opset from the future": (lambda folder: None, ["--opset", "99"], "cannot be written at opset 99"),
+    "truncated tensors": (_truncate, [], "cannot be read"),
+    "newer format": (_newer, [], "version 99"),
+    "not ours": (lambda folder: (folder / artifact.MANIFEST).unlink(), [], "is not a quantized model"),
+}
+
+
+@pytest.mark.parametrize(("damage", "more", "message"), BAD.values(), ids=BAD.keys())
+def test_bad_input_leaves_no_file(
+    damage: Any, more: list[str], message: str, tmp_path: Path, capsys: Any
+) -> None:
+    artifact.save(frozen_model("bert"), tmp_path)
+    damage(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert cli.run(__main__.main, [str(tmp_path), *more]) == cli.EXIT_USER_ERROR
+    assert message in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before

@@ -1,0 +1,201 @@
+"""Tiny models of every supported architecture and head, with batches and quantized twins for tests.
+
+The weights are drawn anew with a spread that matters: freshly initialised models have biases of 0,
+norms of 1 and near-uniform attention, in which a lost bias or a wrong mask would not be seen.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tiny_bert import save_tiny_bert
+from torch import nn
+
+from mrem_deploy.data.encoded import Encoded
+from mrem_deploy.models.architectures import Anatomy
+from mrem_deploy.models.loading import HEADS
+from mrem_deploy.numerics import FULL_PRECISION, activation_grid, asymmetric_grid
+from mrem_deploy.quant.layers import QuantSpec, activation_points, insert_quantizers, prepare
+from mrem_deploy.quant.quantizers import LearnedStep
+from mrem_deploy.train.module import TrainSettings
+
+BLOCKS = 3  # the least that has a first, a middle and a last module
+WIDTH = 16
+HEADS_PER_BLOCK = 2  # so a head is 8 wide
+VOCABULARY = 60
+POSITIONS = 40
+FIRST_WORD = 5  # ids below are special tokens
+ARCHITECTURES = ("bert", "roberta", "xlm-roberta", "electra", "distilbert", "mpnet", "modernbert")
+HEAD_NAMES = tuple(HEADS)
+EVERY_MODEL = [(kind, head) for kind in ARCHITECTURES for head in HEAD_NAMES]
+
+
+def tiny_config(kind: str, head: str = "sequence-classification") -> transformers.PretrainedConfig:
+    shape: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": WIDTH,
+        "num_hidden_layers": BLOCKS,
+        "num_attention_heads": HEADS_PER_BLOCK,
+        "intermediate_size": 24,
+        "max_position_embeddings": POSITIONS,
+        "num_labels": 2 if head == "question-answering" else 3,  # start and end
+    }
+    if kind == "distilbert":
+        shape["hidden_dim"] = 24  # its name of the intermediate size
+    if kind == "electra":
+        shape["embedding_size"] = 12  # unlike the hidden size: ELECTRA then projects its embeddings
+    if kind == "modernbert":
+        # A window narrower than the sentences, and two kinds of blocks: global, local, global.
+        shape |= {"local_attention": 4, "global_attn_every_n_layers": 2, "pad_token_id": 0}
+        shape |= {"cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2}
+    return transformers.AutoConfig.for_model(kind, **shape)
+
+
+@torch.no_grad()
+def tiny_model(
+    kind: str = "bert",
+    head: str = "sequence-classification",
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> nn.Module:
+    """A model in evaluation mode with weights that make every part of it matter."""
+    model = getattr(transformers, HEADS[head]).from_config(tiny_config(kind, head)).eval().to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    for value in model.parameters():
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(dtype)
+        if value.dim() > 1:
+            value.copy_(noise / value.shape[-1] ** 0.5)
+        else:
+            value.add_(0.1 * noise)
+    return model
+
+
+def tiny_encoded(kind: str = "bert", count: int = 12, seed: int = 0, longest: int = 11) -> Encoded:
+    """Sentences of many lengths, among them one of a single token and one of the greatest length."""
+    config = tiny_config(kind)
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(2, longest, size=count)
+    lengths[0], lengths[-1] = 1, longest
+    columns = {"input_ids": [generator.integers(FIRST_WORD, VOCABULARY, size=n) for n in lengths]}
+    pad = {"input_ids": int(config.pad_token_id or 0)}
+    if getattr(config, "type_vocab_size", 0) > 1:
+        columns["token_type_ids"] = [(np.arange(n) >= n // 2).astype(np.int64) for n in lengths]
+        pad["token_type_ids"] = 0
+    return Encoded(columns, lengths, pad, None)
+
+
+def tiny_batch(kind: str = "bert", seed: int = 0) -> dict[str, torch.Tensor]:
+    """Three sentences in one batch: full, half padding, and a lone token in a row of padding."""
+    encoded = tiny_encoded(kind, count=3, seed=seed)
+    return encoded.batch(np.array([2, 1, 0]))
+
+
+def made_up_steps(found: Anatomy, spec: QuantSpec, dtype: torch.dtype) -> dict[str, LearnedStep]:
+    """Activation quantizers without a search (it costs more than all the rest of a test): steps that
+    differ from point to point, reach over most values and saturate at the outliers."""
+    steps = {}
+    if spec.activation_bits == FULL_PRECISION:
+        return steps
+    levels = 2**spec.activation_bits
+    for number, (name, asymmetric) in enumerate(activation_points(found, spec).items()):
+        softmax = name.endswith("context.left")
+        reach = (0.9 if softmax else 1.8) + 0.01 * number
+        if asymmetric:
+            grid, step = asymmetric_grid(spec.activation_bits, 0 if softmax else levels // 16), reach / levels
+        else:
+            grid, step = activation_grid(spec.activation_bits), 2 * reach / levels
+        steps[name] = LearnedStep(torch.tensor(step, dtype=dtype), grid)
+    return steps
+
+
+def quantized_twin(model: nn.Module, spec: QuantSpec) -> tuple[nn.Module, nn.Module]:
+    """(full-precision teacher, fake-quant student) of a model, which is not changed."""
+    teacher = copy.deepcopy(model).requires_grad_(False)
+    found = prepare(teacher)
+    student = copy.deepcopy(teacher)
+    insert_quantizers(student, spec, made_up_steps(found, spec, next(model.parameters()).dtype))
+    return teacher, student.requires_grad_(True)
+
+
+def tiny_pair(
+    kind: str = "bert",
+    head: str = "sequence-classification",
+    spec: QuantSpec | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[nn.Module, nn.Module]:
+    """Made once, then copied: most of the time would go into searching the same scales again."""
+    return copy.deepcopy(_pair(kind, head, spec or QuantSpec(4, 4, 8), dtype))
+
+
+@cache
+def _pair(kind: str, head: str, spec: QuantSpec, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
+    return quantized_twin(tiny_model(kind, head, dtype), spec)
+
+
+def settings(**changes: Any) -> TrainSettings:
+    """A run of a few steps at rates that change the weights visibly."""
+    values: dict[str, Any] = {"steps": 6, "lr": 3e-3, "step_lr": 1e-2, "batch_size": 4, "seed": 0}
+    return TrainSettings(**(values | changes))
+
+
+def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_same_state(came: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """Bit for bit: names, types and values."""
+    assert came.keys() == expected.keys()
+    different = [
+        name
+        for name in came
+        if came[name].dtype != expected[name].dtype or not torch.equal(came[name], expected[name])
+    ]
+    assert different == []
+
+
+def differing(came: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> set[str]:
+    return {name for name in expected if not torch.equal(came[name], expected[name])}
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing in the package may catch it."""
+
+
+@contextmanager
+def killed_at_call(owner: Any, name: str, call: int) -> Iterator[None]:
+    """The `call`-th call (from 1) of `owner.name` raises Killed before it does anything; expects that."""
+    count = 0
+    original: Callable[..., Any] = getattr(owner, name)
+
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == call:
+            raise Killed
+        return original(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, replacement)
+        with pytest.raises(Killed):
+            yield
+
+
+def save_tiny_classifier(folder: Path, blocks: int = BLOCKS) -> Path:
+    """A BERT with tokenizer on disk, as a user would give it; its weights matter, too."""
+    save_tiny_bert(folder, num_hidden_layers=blocks)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(0.2 * torch.randn(value.shape, generator=generator))
+    model.save_pretrained(folder)
+    return folder

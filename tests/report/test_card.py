@@ -1,0 +1,152 @@
+"""The model card, and the words and numbers that all pages share."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+from a_result import Page, front_matter, metrics, write
+
+from mrem_deploy.base import files
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.report import summary
+from mrem_deploy.report.plots import ends, finite
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("result")
+    write(folder, draw=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(written: Path) -> Page:
+    return Page((written / "report.html").read_text(encoding="utf-8"))
+
+
+def test_front_matter_says_what_the_hub_wants(written: Path) -> None:
+    front = front_matter(written)
+    assert front["base_model"] == "someone/bert-base-sst2"
+    assert front["base_model_relation"] == "quantized"
+    assert {"quantized", "mrem-s", "4-4-8"} <= set(front["tags"])
+    assert front["metrics"] == ["accuracy"]
+    assert "license" not in front  # not known, so not claimed
+    (index,) = front["model-index"]
+    (result,) = index["results"]
+    assert result["dataset"] == {
+        "type": "nyu-mll/glue",
+        "name": "GLUE sst2",
+        "config": "sst2",
+        "split": "validation",
+    }
+    assert result["metrics"] == [{"type": "accuracy", "name": "Accuracy", "value": 90.0}]
+
+
+def test_the_hub_library_reads_the_card(written: Path) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    card = hub.ModelCard.load(written / "README.md")
+    (result,) = card.data.eval_results
+    assert (result.metric_type, result.metric_value, result.dataset_config) == ("accuracy", 90.0, "sst2")
+    assert card.data.base_model == "someone/bert-base-sst2"
+
+
+def test_the_card_says_how_to_load_and_reveals_no_folders(written: Path) -> None:
+    text = (written / "README.md").read_text(encoding="utf-8")
+    assert "import mrem_deploy\n" in text
+    assert "model = mrem_deploy.load(folder)" in text
+    assert "somebody" not in text
+    assert "| Data | SST-2 |" in text
+    compile(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[0], "card", "exec")
+
+
+def test_local_models_claim_no_hub_repository(tmp_path: Path) -> None:
+    write(tmp_path, metrics(model="/home/somebody/models/my_bert/"))
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "base_model" not in front_matter(tmp_path)
+    assert "# my_bert, 4-4-8 bits" in text
+    assert "somebody" not in text
+
+
+def test_an_existing_relative_folder_is_no_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models" / "bert").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert summary.hub_id("models/bert") is None
+    assert summary.hub_id("models/other") == "models/other"
+    assert summary.hub_id("../bert") is None
+    assert summary.hub_id("C:\\bert") is None
+
+
+def test_licence_and_base_come_from_what_is_known(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"license": "apache-2.0", "_name_or_path": "google/original"}')
+    write(tmp_path, metrics(model="/somewhere/fine-tuned"))
+    front = front_matter(tmp_path)
+    assert (front["license"], front["base_model"]) == ("apache-2.0", "google/original")
+    (tmp_path / "config.json").write_text("{broken")
+    write(tmp_path, metrics(model={"name": "/x/y", "license": "mit", "base_model": "a/b"}))
+    front = front_matter(tmp_path)
+    assert (front["license"], front["base_model"]) == ("mit", "a/b")
+
+
+@pytest.mark.parametrize(
+    ("description", "shown"),
+    [
+        ("nyu-mll/glue", "nyu-mll/glue"),
+        ("/home/me/data/SST-2; evaluated on ~/dev.tsv", "SST-2; evaluated on dev.tsv"),
+        ("../data/reviews.csv (a fixed random fifth)", "reviews.csv (a fixed random fifth)"),
+        (r"C:\Users\me\reviews.csv", "reviews.csv"),
+        ("one and/or two", "one and/or two"),
+        (None, "—"),
+    ],
+)
+def test_local_paths_are_cut_to_their_last_part(description: str | None, shown: str) -> None:
+    assert summary.data_words({"data": description}) == shown
+
+
+# Words and numbers
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0, "0.0 s"),
+        (9.94, "9.9 s"),
+        (42.4, "42 s"),
+        (90, "1.5 min"),
+        (5400, "1.5 h"),
+        (None, "—"),
+        (math.nan, "—"),
+    ],
+)
+def test_duration(seconds: float | None, shown: str) -> None:
+    assert summary.duration(seconds) == shown
+
+
+def test_bits_in_words() -> None:
+    assert summary.bits_words("2-32-4") == "2-bit weights, word embeddings unquantized, 4-bit activations"
+    assert summary.bits_text({"bits": [2, 2, 8]}) == "2-2-8"
+
+
+def test_ends_are_means_of_the_first_and_last_tenth() -> None:
+    points = finite([[step, float(step + 1)] for step in range(30)])
+    assert ends(points) == (2.0, 29.0)  # (1+2+3)/3 and (28+29+30)/3
+    assert ends(finite([[0, 5.0], [1, None], [2, -1.0]])) == (5.0, 5.0)
+
+
+# Writing
+
+
+def test_a_failed_write_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def full_disk(source: object, target: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "replace", full_disk)
+    with pytest.raises(UserError, match="no space left"):
+        write(tmp_path, metrics(task="rte"))
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert after == before  # no old file changed, no temporary left

@@ -1,0 +1,331 @@
+"""Every option, in YAML and on the command line; what is refused; and the recipe that is written back."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrem_deploy import demo, pipeline, quantize
+from mrem_deploy import recipe as config
+from mrem_deploy.base import cli
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.recipe import Recipe, from_yaml, make_recipe, parse_bits, parse_megabytes, parse_modules
+
+# option -> as written in YAML, as given on the command line, what both must come to; never the default
+OPTIONS: dict[str, tuple[str, list[str], Any]] = {
+    "model": ("org/some-bert", ["org/some-bert"], "org/some-bert"),
+    "task": ("sst2", ["sst2"], "sst2"),
+    "data": ("nyu-mll/glue", ["nyu-mll/glue"], "nyu-mll/glue"),
+    "out": ("/results/a", ["/results/a"], "/results/a"),
+    "bits": ("2-2-4", ["2-2-4"], "2-2-4"),
+    "budget_mb": ("12.5", ["12.5"], 12.5),
+    "sensitivity": ("hessian", ["hessian"], "hessian"),
+    "method": ("rem", ["rem"], "rem"),
+    "modules": ("[3, 6]", ["3,6"], "3,6"),
+    "steps": ("500", ["500"], 500),
+    "calib_size": ("64", ["64"], 64),
+    "batch_size": ("16", ["16"], 16),
+    "max_length": ("64", ["64"], 64),
+    "lr": ("1e-5", ["1e-5"], 1e-5),  # PyYAML reads 1e-5, without a point, as text
+    "step_lr": ("0.01", [".01"], 0.01),
+    "seed": ("7", ["7"], 7),
+    "per_channel": ("true", [], True),
+    "symmetric": ("yes", [], True),
+    "keep_fp": ("['*.pooler.*', '*.0.*']", ["*.pooler.*", "--keep-fp", "*.0.*"], ("*.pooler.*", "*.0.*")),
+    "weight_quantizer": ("uniform", ["uniform"], "uniform"),
+    "curvature": ("adam", ["adam"], "adam"),
+    "text_column": ("review", ["review"], "review"),
+    "text_pair_column": ("'yes'", ["yes"], "yes"),
+    "label_column": ("3", ["3"], "3"),
+    "eval_data": ("elsewhere/dev", ["elsewhere/dev"], "elsewhere/dev"),
+    "eval_size": ("100", ["100"], 100),
+    "staleness": ("4", ["4"], 4),
+    "teacher_forcing": ("0", ["0"], 0.0),
+    "deterministic": ("true", [], True),
+    "workers": ("2", ["2"], 2),
+    "max_restarts": ("0", ["0"], 0),
+    "worker_timeout": ("30", ["30"], 30),
+    "train_size": ("2000", ["2000"], 2000),
+    "qat_epochs": ("1+0.5", ["1+0.5"], "1+0.5"),
+    "qat_lr": ("2e-5", ["2e-5"], 2e-5),
+    "qat_evals": ("4", ["4"], 4),
+    "accumulate": ("2", ["2"], 2),
+    "init_batches": ("2", ["2"], 2),
+    "checkpoint_steps": ("0", ["0"], 0),
+    "cache_dir": ("/scratch", ["/scratch"], "/scratch"),
+    "max_memory": ("8GB", ["8GB"], "8GB"),
+    "export": ("qdq,int8", ["qdq,int8"], "qdq,int8"),
+    "validate": ("false", [], False),
+    "threads": ("2", ["2"], 2),
+    "device": ("cpu", ["cpu"], "cpu"),
+    "kernels": ("reference", ["reference"], "reference"),
+}
+# What an option needs beside it; alone it would contradict the rest.
+BESIDE = {
+    "budget_mb": ["--bits", "auto"],
+    "train_size": ["--method", "qat"],
+    "accumulate": ["--method", "qat"],
+}
+FIELDS = [field.name for field in dataclasses.fields(Recipe)]
+NEEDED = ["--model", "m", "--task", "t", "--data", "d", "--out", "/o"]
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`captured(argv)`: the recipe that the command line would run."""
+    recipes: list[Recipe] = []
+
+    def run(argv: list[str]) -> Recipe:
+        assert cli.run(quantize.main, argv) == 0
+        return recipes.pop()
+
+    monkeypatch.setattr(pipeline, "quantize", lambda recipe, resume: recipes.append(recipe))
+    monkeypatch.setattr(quantize, "summary", lambda folder: "")
+    return run
+
+
+def yaml_file(folder: Path, text: str) -> Path:
+    path = folder / "recipe.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def test_the_table_above_has_every_option() -> None:
+    assert list(OPTIONS) == FIELDS
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_an_option_in_yaml_and_on_the_command_line(name: str, tmp_path: Path, captured: Any) -> None:
+    text, arguments, value = OPTIONS[name]
+    default = getattr(Recipe(), name)
+    assert value != default, "a sample that is the default proves nothing"
+    needed = [*NEEDED, *BESIDE.get(name, [])]
+    by_yaml = captured([*needed, "--config", str(yaml_file(tmp_path, f"{name}: {text}"))])
+    given = f"--no-{flag(name)[2:]}" if value is False else flag(name)
+    by_flag = captured([*needed, given, *arguments])
+    if flag(name) in NEEDED:  # given on the command line as well, which wins over the file
+        by_yaml = make_recipe(from_yaml(yaml_file(tmp_path, f"{name}: {text}")))
+    for recipe in (by_yaml, by_flag):
+        assert getattr(recipe, name) == value
+        assert type(getattr(recipe, name)) is type(value)
+    dashed = from_yaml(yaml_file(tmp_path, f"{name.replace('_', '-')}: {text}"))
+    beside = {BESIDE[name][0][2:]: BESIDE[name][1]} if name in BESIDE else {}
+    assert getattr(make_recipe(dashed | beside), name) == value
+
+
+@pytest.mark.parametrize("name", ["per_channel", "symmetric"])
+def test_a_switch_can_be_turned_off_again(name: str, tmp_path: Path, captured: Any) -> None:
+    path = yaml_file(tmp_path, f"{name}: true")
+    assert getattr(captured([*NEEDED, "--config", str(path)]), name) is True
+    assert getattr(captured([*NEEDED, "--config", str(path), f"--no-{flag(name)[2:]}"]), name) is False
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path, captured: Any) -> None:
+    path = yaml_file(tmp_path, "bits: 2-2-8\nsteps: 500\nkeep_fp: [a]\n")
+    recipe = captured([*NEEDED, "--config", str(path), "--steps", "9", "--keep-fp", "b"])
+    assert (recipe.bits, recipe.steps, recipe.keep_fp) == ("2-2-8", 9, ("b",))
+
+
+def test_the_defaults_are_the_papers() -> None:
+    recipe = Recipe()
+    assert (recipe.bits, recipe.method, recipe.modules) == ("4-4-8", "mrem-s", "4")
+    assert (recipe.steps, recipe.calib_size, recipe.batch_size, recipe.max_length) == (2000, 4096, 32, 128)
+    assert recipe.spec.weight_bits == recipe.spec.embedding_bits == 4
+    assert recipe.spec.activation_bits == 8
+
+
+def test_the_help_names_every_option_and_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        quantize.main(["--help"])
+    assert caught.value.code == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert [name for name in FIELDS if f"{flag(name)} " not in told and f"{flag(name)}," not in told] == []
+    assert "(default 4096)" in told
+    assert "mrem-s|mrem-p|rem|ptq" in told
+    assert all(task in told for task in ("feature-extraction", "token-classification", "question-answering"))
+
+
+def test_no_arguments_run_the_built_in_example(monkeypatch: pytest.MonkeyPatch, captured: Any) -> None:
+    options = {"model": "starter", "task": "text-classification", "data": "reviews", "out": "/o", "steps": 3}
+    monkeypatch.setattr(demo, "starter_options", lambda: dict(options))
+    assert {name: getattr(captured([]), name) for name in options} == options
+    changed = captured(["--bits", "2-2-8", "--steps", "5", "--out", "/other"])
+    assert (changed.model, changed.bits, changed.steps, changed.out) == ("starter", "2-2-8", 5, "/other")
+
+
+# --- what is written back ----------------------------------------------------------------------
+
+
+def test_the_written_recipe_reads_as_the_same_recipe(tmp_path: Path) -> None:
+    agreeing = {"bits": "auto-4", "method": "qat", "lr": Recipe().lr}  # all others at once allow these only
+    full = Recipe(**{name: value for name, (_, _, value) in OPTIONS.items()} | agreeing)
+    assert make_recipe(from_yaml(yaml_file(tmp_path, full.to_yaml()))) == full
+    assert make_recipe(from_yaml(yaml_file(tmp_path, Recipe().to_yaml()))) == Recipe()
+
+
+@pytest.mark.parametrize(
+    "text", ["yes", "null", "~", "12", "1e3", "2024-01-01", "a: b", "# c", "ü\t“", "", " "]
+)
+def test_texts_that_yaml_would_read_as_something_else(text: str, tmp_path: Path) -> None:
+    recipe = Recipe(model=text, text_column=text, keep_fp=(text,))
+    assert make_recipe(from_yaml(yaml_file(tmp_path, recipe.to_yaml()))) == recipe
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_the_digest_follows_what_decides_the_result(name: str) -> None:
+    beside = {BESIDE[name][0][2:]: BESIDE[name][1]} if name in BESIDE else {}
+    plain = Recipe() if "bits" not in beside else Recipe(**beside, budget_mb=1.0)
+    changed = dataclasses.replace(plain, **beside | {name: OPTIONS[name][2]})
+    same = changed.digest() == dataclasses.replace(plain, **beside).digest()
+    of_no_weight = ("out", "cache_dir", "max_memory", "checkpoint_steps", "export", "validate")
+    assert same == (name in (*of_no_weight, "workers", "max_restarts", "worker_timeout"))
+
+
+def test_a_recipe_does_not_change() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Recipe().steps = 1  # type: ignore[misc]
+
+
+def test_paths_work_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, captured: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "home" / "glue").mkdir(parents=True)
+    path = yaml_file(tmp_path, "model: bert\ntask: sst2\ndata: ~/glue\nout: ~/result\ncache_dir: scratch\n")
+    recipe = captured(["--config", str(path)])
+    assert recipe.model == str(tmp_path / "bert")
+    assert recipe.data == str(tmp_path / "home" / "glue")
+    assert recipe.out == str(tmp_path / "home" / "result")
+    assert recipe.cache_dir == str(tmp_path / "scratch")
+    assert captured([*NEEDED, "--model", "org/bert"]).model == "org/bert"  # no such folder: a hub id
+
+
+# --- single values -----------------------------------------------------------------------------
+
+
+def test_values_that_are_parsed() -> None:
+    assert parse_bits("2-4-8") == (2, 4, 8)
+    assert parse_bits("3-32-4") == (3, 32, 4)
+    assert parse_modules("4") == 4
+    assert parse_modules("3,6,9") == [3, 6, 9]
+    assert parse_modules("[3, 6]") == [3, 6]
+    assert parse_modules("3,") == [3]
+    assert make_recipe({"modules": [3]}).modules == "3,"  # one cut point, not three modules
+    assert make_recipe({"modules": 3}).modules == "3"
+    assert [parse_megabytes(text) for text in ("8GB", "1.5 gb", "500M", "0MB")] == [8192, 1536, 500, 0]
+
+
+# option, value as YAML gives it, what the message must say besides the option and the value
+WRONG: list[tuple[str, Any, str]] = [
+    *(("bits", value, "bits") for value in ("5-4-8", "4-3-8", "4-4-2", "4-4", "4-4-8-8", "a-b-c", "²-4-8")),
+    ("bits", [4, 4, 8], "text"),
+    *(("modules", value, "count or cut points") for value in ("0", "-1", "two", "", "3,x", "1.5")),
+    *(("steps", value, "whole number") for value in ("many", 1.5, True, [5], float("inf"), float("nan"))),
+    *((name, 0, "at least 1") for name in ("steps", "calib_size", "batch_size", "init_batches")),
+    *((name, 0, "at least 1") for name in ("staleness", "worker_timeout")),
+    *((name, -1, "0 or more") for name in ("seed", "checkpoint_steps", "threads", "eval_size")),
+    *((name, -1, "0 or more") for name in ("workers", "max_restarts")),
+    *(("teacher_forcing", value, "between 0 and 1") for value in (-0.1, 1.5, float("nan"))),
+    ("max_length", 2, "at least 3"),
+    *(("lr", value, "between 0 and 1") for value in (0, -1e-4, 1, float("nan"))),
+    ("step_lr", 1.5, "between 0 and 1"),
+    ("lr", "fast", "a number"),
+    ("method", "mrem-x", "mrem-s, mrem-p, rem, ptq, qat"),
+    ("sensitivity", "guess", "error, hessian"),
+    *(("qat_epochs", value, "such as 3+3") for value in ("6", "3+", "a+b", "-1+3", "0+0", "3+3+3", "nan+1")),
+    *((name, 0, "at least 1") for name in ("qat_evals", "accumulate")),
+    ("qat_lr", 1, "between 0 and 1"),
+    ("train_size", -1, "0 or more"),
+    *(("budget_mb", value, "MiB") for value in (-1, float("nan"), float("inf"))),
+    *(("bits", value, "bits") for value in ("auto-", "auto-5", "auto-2-8", "auto8", "4-auto-8")),
+    ("curvature", "hessian", "identity, adam"),
+    ("weight_quantizer", "gptq", "twn, laq"),
+    ("per_channel", "yes", "true or false"),
+    ("per_channel", 1, "true or false"),
+    ("keep_fp", 5, "pattern"),
+    ("keep_fp", ["a", 5], "pattern"),
+    ("text_column", True, "text"),
+    ("model", ["a", "b"], "text"),
+    ("data", {"train": "x"}, "text"),
+    *(("max_memory", value, "8GB") for value in ("much", "8", "-1GB", "GB", "nanGB")),
+    ("steps", None, "given"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value", "said"), WRONG)
+def test_a_wrong_value_is_refused(name: str, value: Any, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make_recipe({name: value})
+    assert said in str(caught.value)
+    assert caught.value.remedy
+    if "bits" not in name:
+        assert flag(name) in caught.value.problem
+        assert repr(value) in caught.value.problem
+
+
+def test_twn_has_two_bits() -> None:
+    with pytest.raises(UserError, match="twn is for 2-bit weights; got 4"):
+        Recipe(weight_quantizer="twn", bits="4-4-8")
+    assert Recipe(weight_quantizer="twn", bits="2-2-8").spec.weight_quantizer == "twn"
+
+
+@pytest.mark.parametrize("text", ["[]", "0", "false", "a text", "- a\n- b"])
+def test_a_file_that_is_no_mapping(text: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="option: value"):
+        from_yaml(yaml_file(tmp_path, text))
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    assert from_yaml(yaml_file(tmp_path, "# nothing yet\n")) == {}
+
+
+def test_unknown_keys_are_named_and_the_known_listed(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        from_yaml(yaml_file(tmp_path, "bits: 4-4-8\nstep: 5\nlearning-rate: 1\n"))
+    assert "learning_rate, step" in caught.value.problem
+    assert all(name in caught.value.remedy for name in FIELDS)
+
+
+def test_yaml_runs_no_code(tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    with pytest.raises(UserError, match="cannot be read as YAML"):
+        from_yaml(yaml_file(tmp_path, f"model: !!python/object/apply:pathlib.Path.touch [{marker}]"))
+    assert not marker.exists()
+
+
+def test_every_method_is_one_that_the_pipeline_has() -> None:
+    assert config.METHODS == ("mrem-s", "mrem-p", "rem", "ptq", "qat")
+
+
+def test_bits_to_be_chosen() -> None:
+    recipe = Recipe(bits="auto", budget_mb=12)
+    assert recipe.chooses_bits
+    assert (recipe.spec.weight_bits, recipe.spec.embedding_bits, recipe.spec.activation_bits) == (32, 32, 8)
+    assert Recipe(bits="auto-4", budget_mb=12).spec.activation_bits == 4
+    assert not Recipe(bits="4-4-8").chooses_bits
+
+
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"bits": "auto"}, "needs a size"),
+    ({"budget_mb": 12.0}, "no say over --bits 4-4-8"),
+    ({"bits": "auto", "budget_mb": 12.0, "weight_quantizer": "twn"}, "2-bit weights; got auto"),
+    ({"train_size": 100}, "--train-size is for --method qat; the method is mrem-s"),
+    ({"accumulate": 2, "method": "ptq"}, "--accumulate is for --method qat; the method is ptq"),
+    ({"lr": 1e-3, "method": "qat"}, "--lr is for the other methods"),
+    ({"method": "gobo"}, "lie on no grid"),
+]
+
+
+@pytest.mark.parametrize(("values", "said"), CONTRADICTIONS, ids=[said for _, said in CONTRADICTIONS])
+def test_options_that_contradict_each_other(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make_recipe(values)
+    assert said in caught.value.problem
+    assert caught.value.remedy

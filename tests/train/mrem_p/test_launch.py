@@ -1,0 +1,121 @@
+"""Who is started, with what: workers, threads, devices; and what the display says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from tiny_job import job_in, save_model, workshop_in
+
+from mrem_deploy import pipeline
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.train.mrem_p import launch
+from mrem_deploy.train.mrem_p.crew import Crew
+from mrem_deploy.train.mrem_p.status import describe
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with workshop_in(tmp_path_factory.mktemp("workshop")) as root:
+        save_model(root / "model", num_hidden_layers=4)
+        yield root
+
+
+@pytest.mark.parametrize(
+    ("options", "cores", "workers"),
+    [
+        ({"modules": 3}, 8, 3),  # one per module
+        ({"modules": 4}, 2, 2),  # no more than cores
+        ({"modules": "1,2,3"}, 8, 4),  # cut points
+        ({"modules": 4, "workers": 3}, 2, 3),  # as asked, even on fewer cores
+        ({"modules": 2, "workers": 5}, 8, 2),  # but not more than modules
+    ],
+)
+def test_one_worker_per_module_and_core(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], cores: int, workers: int
+) -> None:
+    started: list[int] = []
+
+    def record(work: Any, arguments: Any, count: int, max_restarts: int) -> Path:
+        started.append(count)
+        raise UserError("enough")
+
+    monkeypatch.setattr(launch, "launch", record)
+    monkeypatch.setattr(launch, "usable_cores", lambda: cores)
+    job_in(workshop, "result", method="mrem-p", device="cpu", **options).run()
+    assert started == [workers]
+
+
+@pytest.mark.parametrize(("options", "cores"), [({"modules": 1}, 8), ({"modules": 3}, 1)])
+def test_one_worker_needs_no_new_process(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], cores: int
+) -> None:
+    walked: list[Any] = []
+    monkeypatch.setattr(launch, "usable_cores", lambda: cores)
+    monkeypatch.setattr(pipeline, "walk", lambda *args: walked.append(args) or _refuse())
+    job_in(workshop, "result", method="mrem-p", device="cpu", **options).run()
+    assert len(walked) == 1
+
+
+def _refuse() -> None:
+    raise UserError("enough")
+
+
+def test_threads_are_divided_among_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "usable_cores", lambda: 8)
+    assert launch.threads_each(0, 3) == 2
+    assert launch.threads_each(4, 2) == 2
+    assert launch.threads_each(1, 4) == 1  # at least one each
+
+
+def test_ranks_are_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL refuses two ranks on one GPU, and a GPU that was named is only one."""
+    cpu, gpu, third = (torch.device(name) for name in ("cpu", "cuda", "cuda:2"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert launch.devices(gpu) == 4
+    assert launch.devices(third) == 1
+    assert launch.device_of(cpu, Crew(1, 2, 1, 2)) == cpu
+    assert launch.device_of(gpu, Crew(3, 8, 3, 4)) == torch.device("cuda:3")
+    assert chosen == [3]
+    with pytest.raises(UserError, match="8 workers were started for 4 GPUs"):
+        launch.device_of(gpu, Crew(0, 8, 0, 8))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process of this")
+def test_workers_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[3]
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
+    launcher = subprocess.Popen(
+        [sys.executable, str(root / "tests" / "helpers" / "sleepy_job.py"), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    deadline = time.monotonic() + 600
+    while len(list(tmp_path.glob("*.pid"))) < 2:
+        assert launcher.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    workers = [psutil.Process(int(path.stem)) for path in tmp_path.glob("*.pid")]
+    launcher.kill()
+    launcher.wait()
+    _, alive = psutil.wait_procs(workers, timeout=120)
+    for process in alive:
+        process.kill()
+    assert alive == []
+
+
+def test_the_display_tells_loss_forcing_and_age() -> None:
+    status = {"loss": 0.12345, "forcing": 0.25, "mean_age": 3.4, "oldest": 7, "serving": False}
+    assert describe(status) == "loss 0.1235, λ 0.25, age 3.4 (max 7)"
+    assert describe(status | {"serving": True}).endswith("done, serving")
+    first = {"loss": None, "forcing": None, "mean_age": 0.0, "oldest": 0, "serving": False}
+    assert describe(first) == ""  # the first module has no queue

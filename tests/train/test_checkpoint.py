@@ -1,0 +1,247 @@
+"""Checkpoints: whole or not there, of this run or refused."""
+
+from __future__ import annotations
+
+import errno
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_bert import WORDS
+from tiny_models import Killed, killed_at_call, save_tiny_classifier
+from torch import nn
+
+from mrem_deploy import pipeline
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.quant import artifact
+from mrem_deploy.recipe import Recipe
+from mrem_deploy.train import checkpoint
+from mrem_deploy.train.checkpoint import CheckpointStore, flatten_optimizers, restore_optimizers
+from mrem_deploy.train.module import ModuleTrainer
+
+IDENTITY = {"bits": "4-4-8", "lr": 1e-4, "keep_fp": [], "data": None, "calibration data": "abc"}
+
+
+def tensors(value: float = 1.0) -> dict[str, torch.Tensor]:
+    return {
+        "matrix": torch.arange(6.0).reshape(2, 3) * value,
+        "turned": torch.arange(6.0).reshape(2, 3).t() * value,  # not contiguous
+        "scalar": torch.tensor(0.1 * value),
+        "double": torch.tensor([1 / 3], dtype=torch.float64),
+        "integer": torch.tensor([2**40]),
+    }
+
+
+def assert_equal(came: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert came.keys() == expected.keys()
+    for name, value in expected.items():
+        assert came[name].dtype == value.dtype
+        assert torch.equal(came[name], value)
+
+
+def test_saved_is_loaded(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "work", IDENTITY, resume=False)
+    notes = {"step": 3, "curve": [[0, 0.1], [1, 1e-30]], "numbers": {"a/b": 7}}
+    store.save("module-0", tensors(), notes)
+    came, came_notes = store.load("module-0")
+    assert_equal(came, tensors())
+    assert notes.items() <= came_notes.items()
+    assert store.load("module-1") is None
+    again = CheckpointStore(tmp_path / "work", IDENTITY, resume=True)
+    assert again.resumed
+    assert_equal(again.load("module-0")[0], tensors())
+
+
+def test_a_fresh_run_forgets_the_old_one(tmp_path: Path) -> None:
+    CheckpointStore(tmp_path / "work", IDENTITY, resume=False).save("module-0", tensors(), {})
+    fresh = CheckpointStore(tmp_path / "work", IDENTITY, resume=False)
+    assert not fresh.resumed
+    assert fresh.load("module-0") is None
+
+
+def test_resuming_without_anything_starts_afresh(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "work", IDENTITY, resume=True)
+    assert not store.resumed
+    assert store.load("module-0") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"bits": "2-2-8"}, ["bits", "4-4-8", "2-2-8"]),
+        ({"lr": 2e-4}, ["lr", "0.0001", "0.0002"]),
+        ({"keep_fp": ["*.pooler"]}, ["keep_fp", "*.pooler"]),
+        ({"calibration data": "xyz"}, ["calibration data", "abc", "xyz"]),
+        ({"new option": 1}, ["new option", "None", "1"]),  # a later release knows more
+        ({"data": "here", "bits": "8-8-8"}, ["data", "here", "bits", "8-8-8"]),  # two at once: both are named
+    ],
+)
+def test_another_run_is_refused_and_the_difference_named(
+    tmp_path: Path, change: dict[str, Any], named: list[str]
+) -> None:
+    CheckpointStore(tmp_path / "work", IDENTITY, resume=False).save("module-0", tensors(), {})
+    with pytest.raises(UserError) as caught:
+        CheckpointStore(tmp_path / "work", {**IDENTITY, **change}, resume=True)
+    for word in named:
+        assert word in caught.value.problem
+    unchanged = IDENTITY.keys() - change.keys()
+    assert not any(f"    {name}: was" in caught.value.problem for name in unchanged)
+    assert "--resume" in caught.value.remedy
+    # Refused is not lost: the old run can still go on.
+    assert CheckpointStore(tmp_path / "work", IDENTITY, resume=True).load("module-0") is not None
+
+
+def test_a_kill_while_writing_leaves_the_previous_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path / "work", IDENTITY, resume=False)
+    store.save("module-0", tensors(1.0), {"step": 1})
+
+    def half(values: Any, path: Path, metadata: Any) -> None:
+        Path(path).write_bytes(b"half of")
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", half)
+        with pytest.raises(Killed):
+            store.save("module-0", tensors(2.0), {"step": 2})
+    came, notes = CheckpointStore(tmp_path / "work", IDENTITY, resume=True).load("module-0")
+    assert notes["step"] == 1
+    assert_equal(came, tensors(1.0))
+    assert sorted(file.name for file in (tmp_path / "work").iterdir()) == ["module-0.safetensors", "run.json"]
+
+
+def test_a_full_disk_is_explained_and_leaves_the_previous_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path / "work", IDENTITY, resume=False)
+    store.save("module-0", tensors(1.0), {})
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", full)
+        with pytest.raises(UserError, match="no space"):
+            store.save("module-0", tensors(2.0), {})
+    assert_equal(store.load("module-0")[0], tensors(1.0))
+
+
+def test_a_broken_checkpoint_is_refused(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "work", IDENTITY, resume=False)
+    store.save("module-0", tensors(), {})
+    path = tmp_path / "work" / "module-0.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(UserError, match="module-0"):
+        store.load("module-0")
+    (tmp_path / "work" / "run.json").write_text("{")
+    with pytest.raises(UserError, match=r"run\.json"):
+        CheckpointStore(tmp_path / "work", IDENTITY, resume=True)
+
+
+def test_nothing_is_left_when_the_result_is_written(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "work", IDENTITY, resume=False)
+    store.save("module-0", tensors(), {})
+    store.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def make_optimizers() -> tuple[list[nn.Parameter], list[torch.optim.Optimizer]]:
+    dense, rows = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(4, 2))
+    return [dense, rows], [
+        torch.optim.AdamW([dense], lr=0.1, fused=True),
+        torch.optim.SparseAdam([rows], lr=0.1),
+    ]
+
+
+def update(parameters: list[nn.Parameter], optimizers: list[torch.optim.Optimizer], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    parameters[0].grad = torch.randn(3, generator=generator)
+    ids = torch.randint(4, (1, 2), generator=generator)
+    values = torch.randn(2, 2, generator=generator)
+    parameters[1].grad = torch.sparse_coo_tensor(ids, values, (4, 2), check_invariants=True)
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def test_optimizers_go_on_where_they_were(tmp_path: Path) -> None:
+    """Both kinds through a file: the next updates are the same to the bit."""
+    parameters, optimizers = make_optimizers()
+    for seed in range(3):
+        update(parameters, optimizers, seed)
+    state, numbers = flatten_optimizers([optimizer.state_dict() for optimizer in optimizers])
+    store = CheckpointStore(tmp_path / "work", {}, resume=False)
+    store.save("x", {**state, "0": parameters[0], "1": parameters[1]}, {"numbers": numbers})
+    loaded, notes = store.load("x")
+    others, fresh = make_optimizers()
+    with torch.no_grad():
+        for number, parameter in enumerate(others):
+            parameter.copy_(loaded[str(number)])
+    restored = restore_optimizers([optimizer.state_dict() for optimizer in fresh], loaded, notes["numbers"])
+    for optimizer, values in zip(fresh, restored, strict=True):
+        optimizer.load_state_dict(values)
+    for seed in range(3, 6):
+        update(parameters, optimizers, seed)
+        update(others, fresh, seed)
+    for came, expected in zip(others, parameters, strict=True):
+        assert torch.equal(came, expected)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(pipeline, "write_report", lambda *_: None)  # its plots take longer than all the rest
+    rows = [{"text": " ".join(WORDS[i % 7 : i % 7 + 2 + i % 9]), "label": i % 2} for i in range(24)]
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Recipe(
+        model=str(save_tiny_classifier(tmp_path / "model")),
+        task="text-classification",
+        data=str(tmp_path),
+        out=str(tmp_path / "out"),
+        modules="2",
+        steps=4,
+        checkpoint_steps=2,
+        calib_size=16,
+        batch_size=4,
+        max_length=16,
+        init_batches=1,
+        lr=1e-3,
+    )
+
+
+def test_a_killed_run_resumes_to_the_same_result_and_refuses_changes(
+    tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole walk: uninterrupted; killed in the second module; refused; resumed."""
+    whole = replace(recipe, out=str(tmp_path / "whole"))
+    pipeline.quantize(whole)
+    with killed_at_call(ModuleTrainer, "step", 4 + 4):  # the last step of module 2, after a checkpoint
+        pipeline.quantize(recipe)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match=r"lr: was 0\.001, is 0\.002"):
+        pipeline.quantize(replace(recipe, lr=2e-3), resume=True)
+    text = (tmp_path / "train.jsonl").read_text()
+    (tmp_path / "train.jsonl").write_text(text.replace("film", "actor", 1))
+    with pytest.raises(UserError, match="calibration data: was"):
+        pipeline.quantize(recipe, resume=True)
+    (tmp_path / "train.jsonl").write_text(text)
+    weights = tmp_path / "model" / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-4] + b"\x00\x00\x80\x3f")  # one weight becomes 1.0
+    with pytest.raises(UserError, match="model weights: was"):
+        pipeline.quantize(recipe, resume=True)
+    weights.write_bytes(content)
+    taken: list[int] = []
+    step = ModuleTrainer.step
+    monkeypatch.setattr(
+        ModuleTrainer, "step", lambda self, n, *inputs: taken.append(n) or step(self, n, *inputs)
+    )
+    pipeline.quantize(recipe, resume=True)
+    assert taken == [2, 3]  # what the checkpoint lacked of the second module
+    for name in (artifact.TENSORS, "config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert not list(tmp_path.glob(".out*"))  # neither checkpoints nor temporaries

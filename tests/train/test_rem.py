@@ -1,0 +1,201 @@
+"""REM: each matrix product on its own error, in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import (
+    ARCHITECTURES,
+    assert_same_state,
+    differing,
+    killed_at_call,
+    settings,
+    state_of,
+    tiny_batch,
+    tiny_encoded,
+    tiny_pair,
+)
+from torch import nn
+
+from mrem_deploy.models.architectures import carve
+from mrem_deploy.quant.layers import Matmul, QuantEmbedding, QuantLinear, QuantSpec
+from mrem_deploy.train import checkpoint, rem
+from mrem_deploy.train.checkpoint import CheckpointStore
+from mrem_deploy.train.module import LocalOptimizer
+from mrem_deploy.train.mrem_s import CacheSettings, Streams, TrainLog
+from mrem_deploy.train.rem import find_units, train_rem
+
+IN_MEMORY, ON_DISK = CacheSettings(100.0), CacheSettings(0.0)
+EVERY_BLOCK = [0, 1, 2, 3]
+BERT_BLOCK = [
+    "attention.self q·k·v",
+    "attention.self.scores",
+    "attention.self.context",
+    "attention.output.dense",
+    "intermediate.dense",
+    "output.dense",
+]
+
+
+def run(
+    kind: str = "bert",
+    spec: QuantSpec | None = None,
+    cache: CacheSettings = IN_MEMORY,
+    store: CheckpointStore | None = None,
+    **changes: Any,
+) -> tuple[dict[str, torch.Tensor], TrainLog]:
+    teacher, student = tiny_pair(kind, spec=spec or QuantSpec(4, 4, 8, curvature="adam"))
+    before = state_of(teacher)
+    log = train_rem(teacher, student, tiny_encoded(kind), settings(**({"steps": 2} | changes)), cache, store)
+    assert_same_state(state_of(teacher), before)
+    return state_of(student), log
+
+
+@pytest.fixture(scope="module")
+def uninterrupted() -> tuple[dict[str, torch.Tensor], TrainLog]:
+    return run()
+
+
+def units_of(kind: str = "bert", spec: QuantSpec | None = None) -> tuple[nn.Module, list[list[rem.Unit]]]:
+    teacher, student = tiny_pair(kind, spec=spec or QuantSpec(2, 2, 8))
+    batch = tiny_batch(kind)
+    noisy, units = None, []
+    for full, quantized in zip(carve(teacher, EVERY_BLOCK), carve(student, EVERY_BLOCK), strict=True):
+        units.append(find_units(full, quantized, batch, noisy))
+        with torch.no_grad():
+            noisy = quantized(noisy, batch).hidden[-1]
+    return student, units
+
+
+def test_the_products_of_bert_in_the_order_of_execution() -> None:
+    _, (first, middle, last) = units_of()
+    assert [unit.name for unit in first] == [
+        "embeddings.word_embeddings",
+        *(f"encoder.layer.0.{name}" for name in BERT_BLOCK),
+    ]
+    assert [unit.name for unit in middle] == [f"encoder.layer.0.{name}" for name in BERT_BLOCK]
+    assert [unit.name for unit in last] == [
+        *(f"bert.encoder.layer.0.{name}" for name in BERT_BLOCK),
+        "bert.pooler.dense",
+    ]
+    shared = middle[0]
+    assert len(shared.members) == 3
+    assert shared.shared
+    assert not any(unit.shared for unit in middle[1:])
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("bits", [8, 32])  # without activation quantizers q, k and v share nothing
+def test_every_product_is_in_one_unit(kind: str, bits: int) -> None:
+    student, units = units_of(kind, QuantSpec(2, 2, bits))
+    members = [id(member) for block in units for unit in block for member in unit.members]
+    products = [m for m in student.modules() if isinstance(m, QuantLinear | QuantEmbedding | Matmul)]
+    assert sorted(members) == sorted(id(m) for m in products)
+    trainable = [id(p) for block in units for unit in block for m in unit.trainable() for p in m.parameters()]
+    assert len(trainable) == len(set(trainable))
+    steps = {id(p) for name, p in student.named_parameters() if name.endswith("log_scale")}
+    assert steps <= set(trainable)  # no step size is forgotten, the shared ones included
+
+
+@pytest.mark.parametrize(
+    "kind", ["bert", "electra", "distilbert", "mpnet", "modernbert"]
+)  # RoBERTa is a BERT here
+def test_rem_lowers_the_error_of_its_products_and_touches_nothing_else(kind: str) -> None:
+    """One batch holds all examples. Norms, head and what no product owns keep every bit."""
+    teacher, student = tiny_pair(kind, spec=QuantSpec(2, 2, 4))
+    before = state_of(student)
+    rates = settings(steps=10, batch_size=12, lr=1e-3, step_lr=3e-2)
+    log = train_rem(teacher, student, tiny_encoded(kind), rates, IN_MEMORY)
+    for name, curve in log.curves.items():
+        assert len(curve) == 10
+        if name.endswith(("_embeddings", ".scores", ".context")):  # TWN's scale is the best already;
+            assert curve[-1][1] < 1.05 * curve[0][1], name  # two steps alone may have nothing to win
+        else:
+            assert curve[-1][1] < curve[0][1], name
+    own = {
+        f"{name}.{inner}"
+        for name, part in student.named_modules()
+        if isinstance(part, QuantLinear | QuantEmbedding | Matmul)
+        for inner, _ in part.named_parameters()
+    }
+    own |= {name for name in before if name.endswith("input_quantizer.log_scale")}
+    changed = differing(student.state_dict(), before)
+    assert changed <= own
+    weights = {name for name in own if name.endswith(".weight")}
+    assert weights <= changed
+
+
+def test_a_unit_changes_nothing_but_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher, student = tiny_pair(spec=QuantSpec(2, 2, 8))
+    names = {id(p): name for name, p in student.named_parameters()}
+    original = rem._train_unit
+    seen: set[str] = set()
+
+    def watched(unit: rem.Unit, *rest: Any) -> Any:
+        before = state_of(student)
+        result = original(unit, *rest)
+        own = {names[id(p)] for module in unit.trainable() for p in module.parameters()}
+        changed = differing(student.state_dict(), before)
+        assert changed <= own
+        assert changed
+        assert not (changed & seen)  # greedy: no product is trained twice
+        seen.update(changed)
+        return result
+
+    monkeypatch.setattr(rem, "_train_unit", watched)
+    train_rem(teacher, student, tiny_encoded(), settings(steps=2), IN_MEMORY)
+    assert len(seen) > 40
+
+
+def test_a_run_repeats_itself_and_another_seed_does_not(
+    uninterrupted: tuple[dict[str, torch.Tensor], TrainLog],
+) -> None:
+    state, log = run()
+    assert_same_state(state, uninterrupted[0])
+    assert log.curves == uninterrupted[1].curves
+    assert differing(run(seed=1)[0], uninterrupted[0])
+
+
+def test_mapped_files_give_what_memory_gives(
+    uninterrupted: tuple[dict[str, torch.Tensor], TrainLog], tmp_path: Path
+) -> None:
+    state, _ = run(cache=CacheSettings(0.0, tmp_path))
+    assert_same_state(state, uninterrupted[0])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call"),
+    [
+        pytest.param(LocalOptimizer, "update", 1, id="before the first step"),
+        pytest.param(LocalOptimizer, "update", 18, id="inside a block, between products"),
+        pytest.param(
+            rem, "_train_unit", 9, id="at the first product of the second block, before training it"
+        ),
+        pytest.param(Streams, "advance", 1, id="between blocks"),
+        pytest.param(checkpoint, "save_file", 2, id="while the second block is saved"),
+    ],
+)
+def test_a_killed_run_goes_on_to_the_same_bits(
+    uninterrupted: tuple[dict[str, torch.Tensor], TrainLog], tmp_path: Path, owner: Any, name: str, call: int
+) -> None:
+    with killed_at_call(owner, name, call):
+        run(store=CheckpointStore(tmp_path / "work", {}, resume=False))
+    state, log = run(store=CheckpointStore(tmp_path / "work", {}, resume=True))
+    assert_same_state(state, uninterrupted[0])
+    assert log.curves == uninterrupted[1].curves
+
+
+def test_full_precision_activations_and_weights_leave_nothing_to_train() -> None:
+    teacher, student = tiny_pair(spec=QuantSpec(32, 32, 8))
+    before = state_of(student)
+    log = train_rem(teacher, student, tiny_encoded(), settings(steps=2), IN_MEMORY)
+    changed = differing(student.state_dict(), before)
+    assert any(name.endswith("scores.left.log_scale") for name in changed)
+    assert all(len(curve) == 2 for curve in log.curves.values())
+    teacher, student = tiny_pair(spec=QuantSpec(2, 32, 32))  # products without any parameter of their own
+    log = train_rem(teacher, student, tiny_encoded(), settings(steps=2), IN_MEMORY)
+    assert log.curves["block 1/3 encoder.layer.0.attention.self.scores"] == []
