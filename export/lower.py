@@ -29,7 +29,7 @@ from mrem_deploy.export.profiles import Profile, carrier
 from mrem_deploy.export.skeleton import DOMAIN
 from mrem_deploy.export.tensors import PACKED_BITS, integer_tensor
 from mrem_deploy.models.architectures import Anatomy
-from mrem_deploy.quant.frozen import FrozenModel, FrozenStep, FrozenWeight
+from mrem_deploy.quant.frozen import FrozenModel, FrozenScale, FrozenWeight
 
 GELU_OPSET = 20  # the first opset with Gelu
 HEADS_FIRST = [0, 2, 1, 3]  # (B, T, heads, d) ↔ (B, heads, T, d)
@@ -92,7 +92,7 @@ class Lowering:
             self._quantized[key] = Codes(value, codes.scale, codes.zero_point, codes.step, codes.offset)
         return self._quantized[key]
 
-    def _quantize_here(self, x: ir.Value, name: str, step: FrozenStep) -> Codes:
+    def _quantize_here(self, x: ir.Value, name: str, step: FrozenScale) -> Codes:
         grid, build = step.grid, self.build
         scale = step.scale.float().numpy().reshape(())
         low, high, offset = grid.low - grid.zero_point, grid.high - grid.zero_point, 0.0

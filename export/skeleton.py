@@ -28,7 +28,7 @@ from transformers.masking_utils import AttentionMaskInterface, bidirectional_mas
 from mrem_deploy.export.tracing import traced
 from mrem_deploy.models.architectures import Anatomy
 from mrem_deploy.quant.frozen import FrozenModel, shell
-from mrem_deploy.quant.layers import replace_module
+from mrem_deploy.quant.insert import replace_module
 
 DOMAIN = "mrem"
 OPSET = 18

@@ -24,16 +24,17 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import atomic_folder, write_json
 from mrem_deploy.base.machine import PeakMemory, describe, keep_large_blocks
 from mrem_deploy.base.progress import say
-from mrem_deploy.data.encoded import Encoded, encode
-from mrem_deploy.data.squad import Windows
-from mrem_deploy.data.squad_data import Questions
+from mrem_deploy.data.encoded import Encoded
+from mrem_deploy.data.labels import CLASSES, label_order
+from mrem_deploy.data.squad import Questions, Windows
 from mrem_deploy.data.tagging import TaggedTexts, TaggedTokens
-from mrem_deploy.data.task_data import CLASSES, Columns, Task, TaskData, Texts, label_order, open_task, sample
+from mrem_deploy.data.task_data import Columns, Task, TaskData, Texts, open_task, sample
 from mrem_deploy.data.tasks import defaults_of
+from mrem_deploy.data.texts import encode
 from mrem_deploy.evaluate.predict import predict, torch_predictor
-from mrem_deploy.evaluate.scorers import judge_for
+from mrem_deploy.evaluate.scorers import scorer_for
 from mrem_deploy.models.loading import check_max_length, load_model, quiet_transformers
-from mrem_deploy.preflight import check_device, check_out
+from mrem_deploy.preflight import check_out, resolve_device
 from mrem_deploy.train.checkpoint import CheckpointStore
 from mrem_deploy.train.supervised import LoopSettings, train_on_labels
 
@@ -105,7 +106,7 @@ def finetune(settings: FinetuneSettings, resume: bool = False, overwrite: bool =
     started = time.perf_counter()
     read = {"model": settings.model, "data": settings.data, "eval_data": settings.eval_data}
     out = check_out(settings.out, read, marker=RECORD, overwrite=overwrite)
-    device = check_device(settings.device)
+    device = resolve_device(settings.device)
     keep_large_blocks()
     columns = Columns(settings.text_column, settings.text_pair_column, settings.label_column)
     task_data = open_task(settings.task, settings.data, columns, settings.eval_data)
@@ -234,7 +235,7 @@ class _Exam:
         self, task: Task, texts: Texts, model: PreTrainedModel, tokenizer: Any, max_length: int
     ) -> None:
         self._encoded = encode(tokenizer, texts, max_length)
-        self._judge = judge_for(task, texts, self._encoded, model.config)
+        self._judge = scorer_for(task, texts, self._encoded, model.config)
         self._examples = len(texts)
 
     def take(self, split: str, model: PreTrainedModel) -> dict[str, float]:

@@ -20,39 +20,42 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import atomic_folder, write_json, write_text
 from mrem_deploy.base.machine import keep_large_blocks
 from mrem_deploy.base.progress import say
-from mrem_deploy.data.encoded import BatchSchedule, Encoded, encode
+from mrem_deploy.data.encoded import BatchSchedule, Encoded
 from mrem_deploy.data.task_data import Columns, TaskData, open_task, sample
+from mrem_deploy.data.texts import encode
 from mrem_deploy.deploy import validation
-from mrem_deploy.evaluate.evaluation import Evaluation, evaluate, judge_of, weights_digest
-from mrem_deploy.evaluate.predict import layer_errors
+from mrem_deploy.evaluate.evaluation import Evaluation, evaluate, score_on_evaluation_split, weights_digest
+from mrem_deploy.evaluate.layer_error import layer_errors
 from mrem_deploy.models.loading import load_model
 from mrem_deploy.models.partition import module_cuts
 from mrem_deploy.preflight import (
-    check_device,
-    check_export,
-    check_kernels,
     check_labels,
     check_model,
     check_out,
     check_workers,
+    export_profiles,
+    resolve_device,
+    select_backend,
 )
 from mrem_deploy.quant import artifact
-from mrem_deploy.quant.calibrate import initial_steps
+from mrem_deploy.quant.calibrate import initial_scales
 from mrem_deploy.quant.frozen import MEBIBYTE, FrozenModel, build, freeze
-from mrem_deploy.quant.layers import QuantSpec, activation_points, insert_quantizers, prepare
+from mrem_deploy.quant.insert import activation_points, insert_quantizers, prepare
 from mrem_deploy.quant.mixed import choose_bits
+from mrem_deploy.quant.spec import QuantSpec
 from mrem_deploy.recipe import Recipe, module_count, parse_epochs, parse_megabytes, parse_modules
 from mrem_deploy.report.page import write_report
 from mrem_deploy.result import write_history
 from mrem_deploy.train.checkpoint import CheckpointStore
-from mrem_deploy.train.module import TrainSettings
+from mrem_deploy.train.job import TrainLog, TrainSettings
 from mrem_deploy.train.mrem_p import launch
 from mrem_deploy.train.mrem_p.crew import Crew
-from mrem_deploy.train.mrem_p.rank import ParallelSettings, train_parallel
-from mrem_deploy.train.mrem_p.shards import share_steps
-from mrem_deploy.train.mrem_s import CacheSettings, TrainLog, train_sequential
+from mrem_deploy.train.mrem_p.rank import ParallelSettings, train_mrem_p
+from mrem_deploy.train.mrem_p.shards import share_scales
+from mrem_deploy.train.mrem_s import train_mrem_s
 from mrem_deploy.train.qat import QatSettings, train_qat
 from mrem_deploy.train.rem import train_rem
+from mrem_deploy.train.streams import CacheSettings
 
 ERROR_BATCHES = 4  # batches over which the error per layer is measured, before and after training
 BITS_CHECKPOINT = "bits"
@@ -64,8 +67,8 @@ METRICS_FORMAT = 1
 def quantize(recipe: Recipe, resume: bool = False) -> Path:
     """Run a whole recipe; returns the result folder."""
     out = _check_places(recipe)
-    device = check_device(recipe.device)
-    check_kernels(recipe.kernels, device)
+    device = resolve_device(recipe.device)
+    select_backend(recipe.kernels, device)
     if launch.is_worker():
         check_workers(recipe, int(os.environ["WORLD_SIZE"]))
     elif recipe.method == "mrem-p":
@@ -90,9 +93,9 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
     elif recipe.threads:
         torch.set_num_threads(recipe.threads)
     keep_large_blocks()
-    device = launch.device_of(check_device(recipe.device), crew)
-    check_kernels(recipe.kernels, device)  # again, because a worker is a process of its own
-    profiles = check_export(recipe)
+    device = launch.device_of(resolve_device(recipe.device), crew)
+    select_backend(recipe.kernels, device)  # again, because a worker is a process of its own
+    profiles = export_profiles(recipe)
 
     say(f"loading {recipe.model}")
     task_data = open_task(
@@ -128,7 +131,7 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
         ]
         before = layer_errors(teacher, student, calibration, probe) if crew.leads else {}
         if training is not None:
-            judge = judge_of(recipe, task_data, tokenizer, teacher)
+            judge = score_on_evaluation_split(recipe, task_data, tokenizer, teacher)
             log = train_qat(teacher, student, training, _qat_settings(recipe), judge, store)
         else:
             log = train(teacher, student, recipe, calibration, store, crew)
@@ -230,8 +233,8 @@ def make_student(
     batches = _first_batches(recipe, calibration, device, recipe.init_batches)
     say(f"initialising step sizes on {recipe.init_batches} batches")
     share = list(activation_points(found, spec))[crew.rank :: crew.world]
-    own = initial_steps(teacher, found, spec, batches, share)
-    steps = share_steps(crew, own)
+    own = initial_scales(teacher, found, spec, batches, share)
+    steps = share_scales(crew, own)
     student = copy.deepcopy(teacher)
     insert_quantizers(student, spec, steps)
     return student.requires_grad_(True).to(device)
@@ -277,13 +280,13 @@ def train(
     cache = CacheSettings(_memory_budget(recipe), Path(recipe.cache_dir) if recipe.cache_dir else None)
     if recipe.method == "mrem-s":
         cuts = module_cuts(teacher, parse_modules(recipe.modules))
-        return train_sequential(
+        return train_mrem_s(
             teacher, student, cuts, calibration, settings, cache, store, recipe.checkpoint_steps
         )
     if recipe.method == "mrem-p":
         cuts = module_cuts(teacher, parse_modules(recipe.modules))
         parallel = ParallelSettings(recipe.staleness, recipe.teacher_forcing, recipe.deterministic)
-        return train_parallel(
+        return train_mrem_p(
             crew or Crew(), teacher, student, cuts, calibration, settings, parallel, store,
             recipe.checkpoint_steps,
         )  # fmt: skip

@@ -17,8 +17,9 @@ from transformers import PreTrainedModel
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import explained
 from mrem_deploy.base.progress import say
-from mrem_deploy.data.squad_data import Questions
-from mrem_deploy.data.task_data import TaskData, Texts, label_order
+from mrem_deploy.data.labels import label_order
+from mrem_deploy.data.squad import Questions
+from mrem_deploy.data.task_data import TaskData, Texts
 from mrem_deploy.deploy.runtime import EXPORT_PACKAGES, INSTALL, missing_packages
 from mrem_deploy.kernels.backends import use_backend
 from mrem_deploy.models.architectures import anatomy
@@ -52,7 +53,7 @@ def check_out(out: str, sources: Mapping[str, str | None], marker: str, overwrit
     return folder
 
 
-def check_device(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
     """`auto` is the GPU where torch sees one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -68,7 +69,7 @@ def check_device(name: str) -> torch.device:
     return device
 
 
-def check_kernels(name: str, device: torch.device) -> None:
+def select_backend(name: str, device: torch.device) -> None:
     """Make `--kernels` the choice of this process, if it can serve the device."""
     use_backend(name)
     if name == "cpp" and device.type != "cpu":
@@ -109,7 +110,7 @@ def check_model(recipe: Recipe, model: PreTrainedModel) -> None:
             )
 
 
-def check_export(recipe: Recipe) -> tuple[str, ...]:
+def export_profiles(recipe: Recipe) -> tuple[str, ...]:
     """The profiles to export at the end; packages that are missing are refused only if named profiles were
     asked for."""
     if recipe.export == "none":

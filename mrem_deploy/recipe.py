@@ -23,8 +23,8 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.data.tasks import defaults_of
 from mrem_deploy.kernels.backends import CHOICES as BACKENDS
 from mrem_deploy.numerics import ACTIVATION_BITS, EMBEDDING_BITS, FULL_PRECISION, WEIGHT_BITS
-from mrem_deploy.quant.layers import QuantSpec
 from mrem_deploy.quant.quantizers import WEIGHT_QUANTIZERS
+from mrem_deploy.quant.spec import QuantSpec
 
 METHODS = ("mrem-s", "mrem-p", "rem", "ptq", "qat")
 SENSITIVITIES = ("error", "hessian")

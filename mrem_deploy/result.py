@@ -18,10 +18,10 @@ from safetensors.numpy import save_file
 from transformers import PretrainedConfig
 
 from mrem_deploy.base.files import atomic_file, write_json
-from mrem_deploy.data.task_data import label_order
+from mrem_deploy.data.labels import label_order
 from mrem_deploy.data.tasks import Task
 from mrem_deploy.evaluate.evaluation import MODELS, Evaluation, Split
-from mrem_deploy.evaluate.scorers import QuestionJudge
+from mrem_deploy.evaluate.scorers import QuestionScorer
 
 HISTORY, EXAMPLES = "history.json", "examples.safetensors"
 FORMAT = 1
@@ -75,7 +75,7 @@ def answers_of(task: Task, split: Split, config: PretrainedConfig) -> Answers | 
     if task.kind == "regression" and labels is not None:
         scores = {model: np.stack(values).reshape(len(values)) for model, values in rows.items()}
         return Answers(task.metric, np.asarray(labels), scores)
-    if isinstance(split.judge, QuestionJudge):
+    if isinstance(split.judge, QuestionScorer):
         worth = {model: split.judge.per_question(values)[task.metric] for model, values in rows.items()}
         return Answers("mean", None, worth)
     return None

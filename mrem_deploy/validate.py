@@ -250,7 +250,7 @@ def _recall_original(accuracy: dict[str, Any], folder: Path, settings: Settings,
 def summary(record: dict[str, Any]) -> str:
     """What a person wants to see."""
     from mrem_deploy.benchmarks.output import table
-    from mrem_deploy.deploy.runtime import Census
+    from mrem_deploy.deploy.census import Census
     from mrem_deploy.deploy.validation import table_rows
 
     onnx = record["onnx"]

@@ -20,12 +20,12 @@ from torch import nn
 import mrem_deploy
 from mrem_deploy import pipeline, quantize
 from mrem_deploy.base import cli
-from mrem_deploy.data import sources
+from mrem_deploy.data import sources, table_files
 from mrem_deploy.data.task_data import TaskData, open_task
 from mrem_deploy.evaluate import evaluation, predict
 from mrem_deploy.models import loading
 from mrem_deploy.quant import artifact
-from mrem_deploy.train.mrem_s import TrainLog
+from mrem_deploy.train.job import TrainLog
 
 METHODS = ("mrem-s", "rem", "ptq")
 FILES = {
@@ -274,7 +274,7 @@ def test_the_evaluation_split_is_read_once_and_after_training(
 ) -> None:
     """Opening looks at one row, to find a missing column; the rest stays unread until training is over."""
     events: list[str] = []
-    read, train, score = sources.read_files, pipeline.train, TaskData.evaluation
+    read, train, score = table_files.read_files, pipeline.train, TaskData.evaluation
 
     def watched_read(paths: Any, naming: Any, wanted: Any) -> Any:
         if wanted.rows is None:

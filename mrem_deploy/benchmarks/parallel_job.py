@@ -54,10 +54,11 @@ def measure(job: Job) -> dict[str, Any]:
     from mrem_deploy.models.partition import module_cuts
     from mrem_deploy.pipeline import make_student
     from mrem_deploy.recipe import Recipe
-    from mrem_deploy.train.module import TrainSettings
+    from mrem_deploy.train.job import TrainSettings
     from mrem_deploy.train.mrem_p.launch import crew_of
-    from mrem_deploy.train.mrem_p.rank import ParallelSettings, train_parallel
-    from mrem_deploy.train.mrem_s import CacheSettings, train_sequential
+    from mrem_deploy.train.mrem_p.rank import ParallelSettings, train_mrem_p
+    from mrem_deploy.train.mrem_s import train_mrem_s
+    from mrem_deploy.train.streams import CacheSettings
 
     with crew_of(HOUR) as crew:
         torch.set_num_threads(job.threads)
@@ -72,10 +73,10 @@ def measure(job: Job) -> dict[str, Any]:
         crew.exchange("the start of the clock")
         started = time.perf_counter()
         if job.method == "mrem-s":
-            log = train_sequential(teacher, student, cuts, calibration, settings, CacheSettings(float("inf")))
+            log = train_mrem_s(teacher, student, cuts, calibration, settings, CacheSettings(float("inf")))
         else:
             parallel = ParallelSettings(job.staleness, lockstep=job.lockstep, slowdown=job.slowdown)
-            log = train_parallel(crew, teacher, student, cuts, calibration, settings, parallel)
+            log = train_mrem_p(crew, teacher, student, cuts, calibration, settings, parallel)
         seconds = time.perf_counter() - started
         losses = [curve[-1][1] for curve in log.curves.values()]
         if len(losses) != job.modules or not np.isfinite(losses).all():

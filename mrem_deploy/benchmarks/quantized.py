@@ -15,9 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mrem_deploy.models.architectures import Part, anatomy
+from mrem_deploy.models.architectures import anatomy
+from mrem_deploy.models.parts import Part
 from mrem_deploy.numerics import FULL_PRECISION, dequantize
-from mrem_deploy.quant.layers import Matmul, QuantEmbedding, QuantLinear, QuantSpec, activation_points
+from mrem_deploy.quant.insert import activation_points
+from mrem_deploy.quant.layers import Matmul, QuantEmbedding, QuantLinear
+from mrem_deploy.quant.spec import QuantSpec
 
 ROWS = 8  # rows of each tensor in which distinct values are counted
 ROUNDING = 1e-5  # relative RMS between products of integers and of the real numbers that they stand for

@@ -27,13 +27,15 @@ from mrem_deploy.benchmarks.geometry import parse_geometry, random_model, random
 from mrem_deploy.benchmarks.output import Result, table
 from mrem_deploy.benchmarks.quantized import check_quantized, expected_quantizers, names_outside
 from mrem_deploy.benchmarks.timing import Comparison, interleave, timed
-from mrem_deploy.models.architectures import Part, anatomy, carve
+from mrem_deploy.models.architectures import anatomy
 from mrem_deploy.models.partition import module_cuts
+from mrem_deploy.models.parts import Part, carve
 from mrem_deploy.numerics import FULL_PRECISION
 from mrem_deploy.pipeline import make_student
-from mrem_deploy.quant.layers import prepare
+from mrem_deploy.quant.insert import prepare
 from mrem_deploy.recipe import Recipe, parse_bits
-from mrem_deploy.train.module import ModuleTrainer, TrainSettings
+from mrem_deploy.train.job import TrainSettings
+from mrem_deploy.train.module import ModuleTrainer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.progress import track
 
 if TYPE_CHECKING:
-    from mrem_deploy.data.texts import Texts
+    pass
 
 CHUNK = 1000  # texts tokenized in one call
 SHOW_PROGRESS_FROM = 20_000  # rows; fewer are tokenized before a bar could be read
@@ -71,12 +70,6 @@ class Encoded:
         return hasher.hexdigest()
 
 
-def encode(tokenizer: Any, texts: Texts, max_length: int) -> Encoded:
-    """Tokenize: one example per sentence or pair, one or more per question with a context."""
-    _check_tokenizer(tokenizer, max_length, pair=texts.second is not None)
-    return texts.tokenize(tokenizer, max_length)
-
-
 def chunks(count: int) -> Iterator[slice]:
     """The parts in which `count` texts are tokenized, with a bar where that takes a while."""
     starts = range(0, count, CHUNK)
@@ -89,21 +82,6 @@ def pack(tokenizer: Any, columns: dict[str, list[np.ndarray]]) -> dict[str, Any]
     lengths = np.array([len(row) for row in columns["input_ids"]], dtype=np.int64)
     fill = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
     return {"columns": columns, "lengths": lengths, "pad": {name: fill[name] for name in columns}}
-
-
-def _check_tokenizer(tokenizer: Any, max_length: int, pair: bool) -> None:
-    least = tokenizer.num_special_tokens_to_add(pair=pair) + 1 + pair
-    if not least <= max_length <= tokenizer.model_max_length:
-        raise UserError(
-            f"Expected --max-length between {least} and {tokenizer.model_max_length} "
-            f"for this tokenizer; got {max_length}.",
-            f"Choose a length in this range, such as {min(128, tokenizer.model_max_length)}.",
-        )
-    if tokenizer.pad_token_id is None:
-        raise UserError(
-            "Expected a tokenizer with a padding token; this one has none.",
-            "Set pad_token in the tokenizer_config.json of the model.",
-        )
 
 
 def bucketed_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:

@@ -7,87 +7,33 @@ honours quotes swallows thousands of rows.
 
 from __future__ import annotations
 
-import csv
-import json
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.base.progress import say
+from mrem_deploy.data.table_files import (
+    FIRST_ROW,
+    SUFFIXES,
+    Naming,
+    Table,
+    Wanted,
+    _not_empty,
+    read_files,
+    squeeze,
+)
 
 GLUE_ON_HUB = "nyu-mll/glue"
-SUFFIXES = (".tsv", ".jsonl", ".json", ".csv", ".parquet", ".txt")
 TRAIN_SHARE = 0.8  # of a single file; the rest is for evaluation
 SPLIT_SEED = 0  # fixed, so that the evaluation rows do not move with --seed
-MALFORMED_SHARE = 1e-3  # QQP's official file has a handful of broken lines among 360,000
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(:[\w.-]+)?")  # owner/name:config
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Names that belong together: of the training split, and of each evaluation split the choices for it."""
-
-    train: str
-    evaluation: dict[str, tuple[str, ...]]
-
-
-GLUE_LAYOUTS = (Layout("train", {"dev": ("dev", "validation")}),)
-
-
-# Columns of a file in a format that only one task has; None: it is in one of the formats that all have.
-Reader = Callable[[Path], "dict[str, list[Any]] | None"]
-
-
-@dataclass(frozen=True)
-class Naming:
-    """How the data of one task is named, as files or as splits on the hub."""
-
-    layouts: tuple[Layout, ...] = GLUE_LAYOUTS  # tried in order; the first has the task's evaluation splits
-    folder: str = ""  # GLUE's own folder name; empty for the user's own data
-    header: tuple[str, ...] = ()  # column names of tab-separated files that have none
-    suffixes: tuple[str, ...] = ()  # of the task's own format, besides SUFFIXES
-    read: Reader | None = None  # reads the task's own format
-
-    @property
-    def eval_splits(self) -> tuple[str, ...]:
-        return tuple(self.layouts[0].evaluation)
-
-
-@dataclass
-class Table:
-    """Columns of equal length, and a name of their origin for messages."""
-
-    columns: dict[str, list[Any]]
-    origin: str
-    classes: dict[str, tuple[str, ...]] = field(default_factory=dict)  # label names in the data's own order
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values()), ()))
-
-    def take(self, rows: np.ndarray) -> Table:
-        columns = {name: [cells[i] for i in rows] for name, cells in self.columns.items()}
-        return replace(self, columns=columns)
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """How much of a split to read. MNLI's files carry parse trees, five times the size of the sentences."""
-
-    columns: frozenset[str] | None = None  # None: all
-    rows: int | None = None
-
-    def __contains__(self, column: str) -> bool:
-        return self.columns is None or column in self.columns
-
-
-FIRST_ROW = Wanted(rows=1)
 Part = Callable[[Wanted], Table]  # reads a split
 
 
@@ -231,131 +177,6 @@ def files_of(folder: Path, stem: str, more_suffixes: tuple[str, ...] = ()) -> li
     return sorted(folder.glob(f"{stem}-[0-9]*-of-[0-9]*.parquet"))
 
 
-def read_files(files: list[Path], naming: Naming, wanted: Wanted) -> Table:
-    """Read the files of one split, by their suffix."""
-    tables = [read_table(path, naming, wanted) for path in (files if wanted.rows is None else files[:1])]
-    if len(tables) == 1:
-        return tables[0]
-    columns = {name: [cell for table in tables for cell in table.columns[name]] for name in tables[0].columns}
-    return Table(columns, f"{files[0]} and {len(files) - 1} more")
-
-
-def read_table(path: Path, naming: Naming, wanted: Wanted) -> Table:
-    """Read one file by its suffix."""
-    suffix = path.suffix.lower()
-    try:
-        own = naming.read(path) if naming.read is not None else None
-        if own is not None:
-            columns = {name: cells[: wanted.rows] for name, cells in own.items() if name in wanted}
-        elif suffix not in SUFFIXES:
-            raise UserError(
-                f"Expected a file ending in {', '.join(SUFFIXES)}; got {path}.", "Convert it to one of these."
-            )
-        elif suffix == ".parquet":
-            columns = _read_parquet(path, wanted)
-        else:
-            with path.open(encoding="utf-8-sig", newline="" if suffix == ".csv" else "\n") as file:
-                if suffix in (".jsonl", ".json"):
-                    columns = _read_json(file, wanted)
-                elif suffix == ".csv":
-                    csv.field_size_limit(2**31 - 1)  # the default refuses texts of more than 128 kB
-                    columns = _by_header(csv.reader(file), path, (), wanted)
-                elif suffix == ".tsv" or naming.folder:
-                    # Not csv.reader: even with QUOTE_NONE it stumbles over a lone carriage return.
-                    rows = (line.rstrip("\r\n").split("\t") for line in file)
-                    columns = _by_header(rows, path, naming.header, wanted)
-                else:  # a text of the user's own: one sentence per line
-                    columns = {"text": list(islice(filter(None, map(str.strip, file)), wanted.rows))}
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"Expected UTF-8 text in {path}; it is not ({error.reason}).",
-            "Convert the file to UTF-8, e.g. with iconv.",
-        ) from error
-    except (OSError, csv.Error, Malformed) as error:
-        raise UserError(
-            f"{path} cannot be read: {error}.",
-            "Check that the file is whole, readable and what its suffix says.",
-        ) from error
-    return _not_empty(Table(columns, str(path)))
-
-
-class Malformed(ValueError):
-    """The content is not what the file's suffix promises."""
-
-
-def _by_header(
-    rows: Iterable[list[str]], path: Path, header: tuple[str, ...], wanted: Wanted
-) -> dict[str, list[Any]]:
-    """Columns of delimited rows. Rows too short are left out if they are very few, else refused."""
-    numbered = ((number, row) for number, row in enumerate(rows, start=1) if any(row))
-    first = next(numbered, None)
-    if first is None:
-        return {}
-    names = [name.strip() for name in first[1]]
-    body: Iterable[tuple[int, list[str]]] = numbered
-    if header and not set(header) & set(names):  # the first line is a row already
-        names, body = list(header), chain([first], numbered)
-    columns: dict[str, list[Any]] = {name: [] for name in names if name in wanted}
-    cells = [(i, columns[name]) for i, name in enumerate(names) if name in columns]
-    count, broken = 0, []
-    for number, row in islice(body, wanted.rows):
-        count += 1
-        if len(row) < len(names):
-            broken.append(number)
-            continue
-        for i, column in cells:
-            column.append(row[i])
-    if len(broken) > MALFORMED_SHARE * count:
-        raise Malformed(
-            f"expected {len(names)} fields in every row ({', '.join(names)}), "
-            f"but {len(broken)} of {count} rows have fewer, the first is row {broken[0]} with the header as 1"
-        )
-    if broken:
-        say(f"{path.name}: left out {len(broken)} broken rows of {count}")
-    return columns
-
-
-def _read_json(file: TextIO, wanted: Wanted) -> dict[str, list[Any]]:
-    """Lines of objects, or one array of objects."""
-    is_array = next((line.lstrip()[0] for line in file if line.strip()), "") == "["
-    file.seek(0)
-    number = 0
-    try:
-        if is_array:
-            records = json.load(file)[: wanted.rows]
-        else:
-            records = []
-            for number, line in enumerate(file):  # noqa: B007 (the message tells it)
-                if line.strip():
-                    records.append(json.loads(line.strip()))
-                if len(records) == wanted.rows:
-                    break
-    except json.JSONDecodeError as error:
-        raise Malformed(
-            f"line {number + error.lineno} is not valid JSON ({error.msg}); "
-            "expected one object per line, or one array of objects"
-        ) from error
-    if not all(isinstance(record, dict) for record in records):
-        raise Malformed('expected rows with named fields, like {"text": "…", "label": "…"}')
-    names = dict.fromkeys(name for record in records for name in record if name in wanted)
-    return {name: [record.get(name) for record in records] for name in names}
-
-
-def _read_parquet(path: Path, wanted: Wanted) -> dict[str, list[Any]]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path) as file:
-            names = [name for name in file.schema_arrow.names if name in wanted]
-            if wanted.rows is None:
-                return file.read(columns=names).to_pydict()
-            batches = file.iter_batches(batch_size=wanted.rows, columns=names)
-            return next(batches).to_pydict() if file.metadata.num_rows else {}
-    except pyarrow.ArrowInvalid as error:
-        raise Malformed(str(error)) from error
-
-
 def _load_from_hub(name: str, config: str | None) -> Any:
     import datasets
 
@@ -385,15 +206,6 @@ def _shares(table: Table) -> tuple[Table, Table]:
     return table.take(np.sort(order[:cut])), table.take(np.sort(order[cut:]))
 
 
-def _not_empty(table: Table) -> Table:
-    if len(table) == 0:
-        raise UserError(
-            f"Expected rows in {table.origin}, but it is empty.",
-            "Check that the download or copy is complete.",
-        )
-    return table
-
-
 def _split_of(path: Path, naming: Naming) -> str:
     """dev_mismatched.tsv says by its name which split it is; most files do not."""
     splits = (item for layout in naming.layouts for item in layout.evaluation.items())
@@ -405,8 +217,3 @@ def listing(names: Sequence[str], most: int = 12) -> str:
     return (
         ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "nothing"
     )
-
-
-def squeeze(name: str) -> str:
-    """Spelling without its accidents: "SST-2", "sst_2" and "sst2" are one."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -19,7 +19,8 @@ import numpy as np
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.progress import say
 from mrem_deploy.data.encoded import Encoded, chunks, pack
-from mrem_deploy.data.sources import Malformed, listing
+from mrem_deploy.data.sources import listing
+from mrem_deploy.data.table_files import Malformed
 from mrem_deploy.data.texts import Texts
 
 SUFFIXES = (".conll", "")  # besides .txt; eng.train has none

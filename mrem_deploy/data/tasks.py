@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.data import squad_data, tagging
-from mrem_deploy.data.sources import GLUE_LAYOUTS, Layout, Naming, squeeze
+from mrem_deploy.data import squad, tagging
+from mrem_deploy.data.table_files import GLUE_LAYOUTS, Layout, Naming, squeeze
 
 HEAD_OF_KIND = {
     "classification": "sequence-classification",
@@ -96,7 +96,7 @@ def _squad_naming(version: str, folder: str, unanswerable: bool) -> Naming:
     return Naming(
         (Layout(f"train-v{version}", {"dev": (f"dev-v{version}",)}), *GLUE_LAYOUTS),
         folder,
-        read=partial(squad_data.read_official, unanswerable=unanswerable),
+        read=partial(squad.read_official, unanswerable=unanswerable),
     )
 
 

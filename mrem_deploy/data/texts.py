@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from mrem_deploy.base.errors import UserError
 from mrem_deploy.data.encoded import Encoded, chunks, pack
 
 
@@ -67,3 +68,24 @@ def sample(examples: R, size: int, seed: int) -> R:
     if size >= len(examples):
         return examples
     return examples.take(np.random.default_rng(seed).choice(len(examples), size=size, replace=False))
+
+
+def encode(tokenizer: Any, texts: Texts, max_length: int) -> Encoded:
+    """Tokenize: one example per sentence or pair, one or more per question with a context."""
+    _check_tokenizer(tokenizer, max_length, pair=texts.second is not None)
+    return texts.tokenize(tokenizer, max_length)
+
+
+def _check_tokenizer(tokenizer: Any, max_length: int, pair: bool) -> None:
+    least = tokenizer.num_special_tokens_to_add(pair=pair) + 1 + pair
+    if not least <= max_length <= tokenizer.model_max_length:
+        raise UserError(
+            f"Expected --max-length between {least} and {tokenizer.model_max_length} "
+            f"for this tokenizer; got {max_length}.",
+            f"Choose a length in this range, such as {min(128, tokenizer.model_max_length)}.",
+        )
+    if tokenizer.pad_token_id is None:
+        raise UserError(
+            "Expected a tokenizer with a padding token; this one has none.",
+            "Set pad_token in the tokenizer_config.json of the model.",
+        )

@@ -9,12 +9,8 @@ of a profiled run. onnx and onnxruntime are optional packages, imported when a f
 from __future__ import annotations
 
 import inspect
-import json
 import re
-import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,43 +29,7 @@ PROVIDERS = {
     "tensorrt": "TensorrtExecutionProvider",
     "openvino": "OpenVINOExecutionProvider",
 }
-# Matrix products by what they multiply. Both sets name operators of ONNX and of onnxruntime's own domain.
-INTEGER_PRODUCTS = frozenset(
-    {
-        *("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul", "QGemm"),
-        *("QAttention", "ConvInteger", "QLinearConv"),
-    }
-)
-FLOAT_PRODUCTS = frozenset(
-    {
-        *("MatMul", "FusedMatMul", "Gemm", "FusedGemm", "GemmFloat8", "Einsum", "Conv", "FusedConv"),
-        # Integer weights, but dequantized on the way into a float product.
-        *("MatMulNBits", "MatMulBnb4", "MatMulFpQ4"),
-        *("Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedAttention", "FlexAttention"),
-    }
-)
 TOO_OLD = ("Unsupported model IR version", "opset", "Could not find an implementation", "is not a registered")
-
-
-@dataclass(frozen=True)
-class Census:
-    """What runs after optimization: matrix products by operator, and nodes by execution provider."""
-
-    integer: dict[str, int]
-    floating: dict[str, int]
-    floating_nodes: list[str]
-    providers: dict[str, int]
-
-    @property
-    def integer_count(self) -> int:
-        return sum(self.integer.values())
-
-    @property
-    def floating_count(self) -> int:
-        return sum(self.floating.values())
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def missing_packages(*needed: str) -> list[str]:
@@ -229,51 +189,3 @@ def with_outputs(model: Path, wanted: Sequence[str]) -> tuple[bytes, Any]:
     folder = str(model.resolve().parent)  # where weights of more than 2 GB lie beside the file
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
     return copy.SerializeToString(), options
-
-
-def census(
-    model: Path,
-    batch: Mapping[str, torch.Tensor],
-    threads: int = 0,
-    providers: Sequence[str] | None = None,
-) -> Census:
-    """Count what runs: the optimized graph for the operators, one profiled run for the providers."""
-    require("onnx", "onnxruntime")
-    import onnx
-    import onnxruntime
-
-    with tempfile.TemporaryDirectory(prefix="mrem-census-") as name:
-        folder = Path(name)
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # it would warn that the optimized file is for this machine only
-        options.optimized_model_filepath = str(folder / "optimized.onnx")
-        options.add_session_config_entry(
-            "session.optimized_model_external_initializers_file_name", "weights.bin"
-        )
-        options.enable_profiling = True
-        options.profile_file_prefix = str(folder / "profile")
-        session = open_session(model, threads, providers, options)
-        session.run(None, feed(session, batch))
-        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-        del session
-        nodes = list(_nodes(onnx.load(folder / "optimized.onnx", load_external_data=False).graph))
-    kinds = Counter(node.op_type for node in nodes)
-    return Census(
-        integer={kind: count for kind, count in sorted(kinds.items()) if kind in INTEGER_PRODUCTS},
-        floating={kind: count for kind, count in sorted(kinds.items()) if kind in FLOAT_PRODUCTS},
-        floating_nodes=[node.name or node.output[0] for node in nodes if node.op_type in FLOAT_PRODUCTS],
-        providers=dict(Counter(_provider(e) for e in events if e.get("cat") == "Node" and _provider(e))),
-    )
-
-
-def _nodes(graph: Any) -> Any:
-    """Every node, those inside of If and Loop included."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _nodes(inner)
-
-
-def _provider(event: Mapping[str, Any]) -> str:
-    return str(event.get("args", {}).get("provider", ""))

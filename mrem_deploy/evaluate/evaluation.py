@@ -12,10 +12,11 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from mrem_deploy.data.encoded import Encoded, encode
+from mrem_deploy.data.encoded import Encoded
 from mrem_deploy.data.task_data import TaskData, Texts, sample
+from mrem_deploy.data.texts import encode
 from mrem_deploy.evaluate.predict import Predictor, pooling_of, predict, remember, torch_predictor
-from mrem_deploy.evaluate.scorers import Judge, judge_for
+from mrem_deploy.evaluate.scorers import Scorer, scorer_for
 from mrem_deploy.recipe import Recipe
 
 FULL_PRECISION, QUANTIZED, ONNX = "full_precision", "quantized", "onnx"
@@ -30,7 +31,7 @@ class Split:
 
     texts: Texts
     encoded: Encoded
-    judge: Judge
+    judge: Scorer
     answers: dict[str, list[np.ndarray]] = field(default_factory=dict)
     change: dict[str, dict[str, float]] | None = None  # by metric: how sure that of quantization is
 
@@ -53,7 +54,7 @@ class Evaluation:
         for name, every in task_data.evaluation().items():
             texts = sample(every, recipe.eval_size, recipe.seed) if recipe.eval_size else every
             encoded = encode(tokenizer, texts, recipe.max_length)
-            self.splits[name] = Split(texts, encoded, judge_for(self.task, texts, encoded, config))
+            self.splits[name] = Split(texts, encoded, scorer_for(self.task, texts, encoded, config))
 
     def ask(self, model: str, predictor: Predictor) -> None:
         """Let a model answer every example of every split."""
@@ -144,7 +145,7 @@ def evaluate(
     return evaluation
 
 
-def judge_of(
+def score_on_evaluation_split(
     recipe: Recipe,
     task_data: TaskData,
     tokenizer: PreTrainedTokenizerBase,

@@ -12,13 +12,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import nn
-from transformers import PreTrainedModel
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import atomic_file, cache_folder
 from mrem_deploy.base.progress import say, track
 from mrem_deploy.data.encoded import Encoded, sorted_batches
-from mrem_deploy.models.architectures import PartOutput, carve, model_outputs
+from mrem_deploy.models.architectures import model_outputs
 
 # A predictor takes a padded batch and returns the model's outputs; torch, frozen and ONNX models
 # are all wrapped into one, so that one loop scores them all.
@@ -95,45 +94,3 @@ def remember(key: str, compute: Callable[[], np.ndarray]) -> np.ndarray:
     except UserError as error:
         say(f"full-precision predictions are not kept for the next run: {error.problem}")
     return values
-
-
-@torch.no_grad()
-def layer_errors(
-    teacher: PreTrainedModel, student: PreTrainedModel, encoded: Encoded, batches: list[np.ndarray]
-) -> dict[str, float]:
-    """‖f̂ − f‖ / ‖f‖ of the embedding output, every block and the output, end to end, over real tokens."""
-    count = teacher.config.num_hidden_layers
-    full, quantized = carve(teacher, [0, count])[0], carve(student, [0, count])[0]
-    device = next(student.parameters()).device
-    errors = RelativeErrors()
-    for indices in batches:
-        batch = {name: value.to(device) for name, value in encoded.batch(indices).items()}
-        clean, noisy = layers_of(full(None, batch), batch), layers_of(quantized(None, batch), batch)
-        for name, reference in clean.items():
-            errors.add(name, noisy[name], reference)
-    return errors.result()
-
-
-def layers_of(result: PartOutput, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What a whole model computed, layer by layer, without the padding."""
-    assert result.embedding is not None, "only a whole model has all layers"
-    mask = batch["attention_mask"].bool()
-    named = {"embeddings": result.embedding[mask]}
-    named |= {f"block {i}": hidden[mask] for i, hidden in enumerate(result.hidden, start=1)}
-    outputs = [value[mask] if result.per_token else value for value in result.outputs]
-    return named | {"output": torch.cat([value.flatten() for value in outputs])}
-
-
-class RelativeErrors:
-    """‖f̂ − f‖ / ‖f‖ of named tensors, over all batches that were added."""
-
-    def __init__(self) -> None:
-        self._squares: dict[str, np.ndarray] = {}
-
-    def add(self, name: str, came: torch.Tensor, reference: torch.Tensor) -> None:
-        error = float((came - reference).double().square().sum())
-        size = float(reference.double().square().sum())
-        self._squares[name] = self._squares.get(name, np.zeros(2)) + np.array([error, size])
-
-    def result(self) -> dict[str, float]:
-        return {name: float(np.sqrt(e / r)) if r > 0 else 0.0 for name, (e, r) in self._squares.items()}

@@ -14,10 +14,9 @@ from transformers import PretrainedConfig
 
 from mrem_deploy.data import tagging
 from mrem_deploy.data.encoded import Encoded
-from mrem_deploy.data.squad import Answer, Windows, read_answers
-from mrem_deploy.data.squad_data import Questions
+from mrem_deploy.data.labels import label_order
+from mrem_deploy.data.squad import Answer, Questions, Windows, read_answers
 from mrem_deploy.data.tagging import TaggedTexts, TaggedTokens
-from mrem_deploy.data.task_data import label_order
 from mrem_deploy.data.tasks import Task
 from mrem_deploy.data.texts import Texts
 from mrem_deploy.evaluate import metrics, squad
@@ -35,7 +34,7 @@ AGREEMENTS: dict[str, Callable[[Outputs, Outputs], dict[str, float]]] = {
 }
 
 
-class Judge(Protocol):
+class Scorer(Protocol):
     """`paired` is the metric that `right` takes the mean of, for the answers that quantization changed.
 
     `change` gives, by metric, now − was with its standard error and interval, by resampling the examples;
@@ -53,14 +52,14 @@ class Judge(Protocol):
     def change(self, was: Outputs, now: Outputs) -> Changes: ...
 
 
-def judge_for(task: Task, texts: Texts, encoded: Encoded, config: PretrainedConfig) -> Judge:
+def scorer_for(task: Task, texts: Texts, encoded: Encoded, config: PretrainedConfig) -> Scorer:
     if task.label_free:
         return Comparison(task)
     if isinstance(texts, Questions) and isinstance(encoded, Windows):
-        return QuestionJudge(task, texts, encoded)
+        return QuestionScorer(task, texts, encoded)
     if isinstance(texts, TaggedTexts) and isinstance(encoded, TaggedTokens):
-        return TagJudge(task, texts, encoded, config)
-    return LabelJudge(task, texts, config)
+        return TagScorer(task, texts, encoded, config)
+    return LabelScorer(task, texts, config)
 
 
 class Comparison:
@@ -84,7 +83,7 @@ class Comparison:
         return {}
 
 
-class LabelJudge:
+class LabelScorer:
     """Classes and scores of whole texts."""
 
     paired = "accuracy"
@@ -117,7 +116,7 @@ class LabelJudge:
         }
 
 
-class QuestionJudge:
+class QuestionScorer:
     """SQuAD: the windows of a question give one answer, and the answers are scored."""
 
     paired = "exact"
@@ -164,7 +163,7 @@ class QuestionJudge:
         return ["" if quiet else answer.text for answer, quiet in zip(answers, silent, strict=True)]
 
 
-class TagJudge:
+class TagScorer:
     """Entities: the tags of words, read off their first tokens."""
 
     paired = "sentences"

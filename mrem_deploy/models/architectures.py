@@ -7,11 +7,7 @@ Face's own forward code, so masks, rotary embeddings and relative biases are nev
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -125,87 +121,6 @@ def _head_names(model: PreTrainedModel, row: Architecture) -> set[str]:
     return {projection for projection in row.projections if projection in names}
 
 
-class _HandThrough(nn.Module):
-    """Stands where the embeddings were: a later module's input is already embedded."""
-
-    def forward(self, *args: Any, inputs_embeds: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
-        if inputs_embeds is None:  # DistilBERT passes (input_ids, inputs_embeds, position_ids) by position
-            inputs_embeds = args[1]
-        return inputs_embeds
-
-
-def _view(model: nn.Module, replace: dict[str, nn.Module | None]) -> nn.Module:
-    """A copy of the module tree in which only `replace` differs; parameters are the same objects."""
-    new = copy.copy(model)
-    new.__dict__["_modules"] = dict(model._modules)
-    inner: dict[str, dict[str, nn.Module | None]] = {}
-    for path, child in replace.items():
-        head, _, rest = path.partition(".")
-        if rest:
-            inner.setdefault(head, {})[rest] = child
-        else:
-            new._modules[head] = child
-    for head, deeper in inner.items():
-        new._modules[head] = _view(new.get_submodule(head), deeper)
-    return new
-
-
-@dataclass
-class PartOutput:
-    """What one module hands on and is trained on."""
-
-    embedding: torch.Tensor | None  # input of the first block, for the first module
-    hidden: list[torch.Tensor]  # output of each block, (B, T, H)
-    outputs: list[torch.Tensor]  # logits (or the final hidden state of a bare encoder), for the last module
-    per_token: bool = False  # whether `outputs` follow the tokens, (B, T, …), or the sentence, (B, classes)
-
-
-class Part(nn.Module):
-    """Blocks start..stop−1 of a model, with the embeddings if first and the head if last."""
-
-    def __init__(self, model: PreTrainedModel, start: int, stop: int) -> None:
-        super().__init__()
-        found = anatomy(model)
-        count = len(found.blocks)
-        self.first, self.last = start == 0, stop == count
-        self.start, self.stop = start, stop
-        blocks = [model.get_submodule(name) for name in found.blocks[start:stop]]
-        base = model.get_submodule(found.base)
-        replace: dict[str, nn.Module | None] = {found.architecture.blocks: nn.ModuleList(blocks)}
-        if not self.first:
-            replace["embeddings"] = _HandThrough()
-            if hasattr(base, "embeddings_project"):  # ELECTRA's, part of the first module
-                replace["embeddings_project"] = nn.Identity()
-        if not self.last:
-            if getattr(base, "pooler", None) is not None:
-                replace["pooler"] = None
-            if found.architecture.final_norm:
-                replace[found.architecture.final_norm] = nn.Identity()
-        constant = (
-            base.get_submodule(found.architecture.constant) if found.architecture.constant else nn.Identity()
-        )
-        self.shared_parameters = frozenset(id(p) for p in constant.parameters())
-        view = _view(base, replace)
-        if self.last and found.base:
-            view = _view(model, {found.base: view})
-        # Not a registered submodule twice: the blocks are already inside the view.
-        self.view = view
-        object.__setattr__(self, "blocks", blocks)
-        self.blocks: list[nn.Module]
-
-    def forward(self, hidden: torch.Tensor | None, batch: dict[str, torch.Tensor]) -> PartOutput:
-        """Run on `batch` (the first module) or on the predecessor's hidden state and batch's mask."""
-        if self.first:
-            inputs: dict[str, Any] = {name: value for name, value in batch.items() if name != "labels"}
-        else:
-            inputs = {"inputs_embeds": hidden, "attention_mask": batch["attention_mask"]}
-        with _record(self.blocks) as (entered, left):
-            result = self.view(**inputs)
-        outputs = model_outputs(result) if self.last else []
-        per_token = self.last and (outputs[0].dim() == 3 or "start_logits" in result)
-        return PartOutput(entered[0] if self.first else None, left, outputs, per_token)
-
-
 def model_outputs(result: Any) -> list[torch.Tensor]:
     """The tensors a user reads: logits, start and end logits, or the last hidden state."""
     if "logits" in result:
@@ -213,29 +128,3 @@ def model_outputs(result: Any) -> list[torch.Tensor]:
     if "start_logits" in result:
         return [result["start_logits"], result["end_logits"]]
     return [result["last_hidden_state"]]
-
-
-@contextmanager
-def _record(blocks: list[nn.Module]) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-    """Collect the input of the first block and the output of every block during one call."""
-    entered: list[torch.Tensor] = []
-    left: list[torch.Tensor] = []
-
-    def on_enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        entered.append(args[0] if args else kwargs["hidden_states"])
-
-    def on_leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        left.append(output[0] if isinstance(output, tuple) else output)
-
-    handles = [blocks[0].register_forward_pre_hook(on_enter, with_kwargs=True)]
-    handles += [block.register_forward_hook(on_leave) for block in blocks]
-    try:
-        yield entered, left
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def carve(model: PreTrainedModel, cuts: list[int]) -> list[Part]:
-    """Cut the model at block indices `cuts` = [0, …, number of blocks]."""
-    return [Part(model, start, stop) for start, stop in pairwise(cuts)]

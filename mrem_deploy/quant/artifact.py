@@ -19,7 +19,7 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import atomic_file, write_json
 from mrem_deploy.kernels import pack, unpack
 from mrem_deploy.numerics import Grid
-from mrem_deploy.quant.frozen import FrozenModel, FrozenStep, FrozenWeight, build
+from mrem_deploy.quant.frozen import FrozenModel, FrozenScale, FrozenWeight, build
 
 FORMAT = "mrem_deploy"
 FORMAT_VERSION = 1
@@ -88,7 +88,7 @@ def read(folder: str | Path) -> FrozenModel:
             shaped = torch.from_numpy(codes).reshape(entry["shape"])
             frozen.weights[name] = FrozenWeight(shaped, tensors[f"scale/{name}"], entry["bits"])
         for name, entry in manifest["steps"].items():
-            frozen.steps[name] = FrozenStep(tensors[f"step/{name}"], Grid(**entry))
+            frozen.steps[name] = FrozenScale(tensors[f"step/{name}"], Grid(**entry))
     except KeyError as error:
         raise UserError(
             f"{folder / TENSORS} lacks the tensor {error}", "copy the result folder again, whole"

@@ -17,8 +17,9 @@ from transformers import PreTrainedModel
 
 from mrem_deploy.models.architectures import Anatomy
 from mrem_deploy.numerics import FULL_PRECISION, Grid, activation_grid, asymmetric_grid, dequantize, quantize
-from mrem_deploy.quant.layers import QuantSpec, activation_points
-from mrem_deploy.quant.quantizers import LearnedStep, search_scale
+from mrem_deploy.quant.insert import activation_points
+from mrem_deploy.quant.quantizers import LearnedScale, search_scale
+from mrem_deploy.quant.spec import QuantSpec
 
 VALUES_PER_BATCH = 1 << 15  # a random subset of each tensor is enough for a one-dimensional search
 
@@ -104,13 +105,13 @@ def observe(
     return watchers
 
 
-def initial_steps(
+def initial_scales(
     model: PreTrainedModel,
     found: Anatomy,
     spec: QuantSpec,
     batches: Iterable[dict[str, torch.Tensor]],
     names: Collection[str] | None = None,
-) -> dict[str, LearnedStep]:
+) -> dict[str, LearnedScale]:
     """Initialised activation quantizers by name, all or those of `names`; empty when activations stay
     full precision."""
     if spec.activation_bits == FULL_PRECISION:
@@ -118,16 +119,16 @@ def initial_steps(
     points = activation_points(found, spec)
     watchers = observe(model, found, spec, batches, names)
     return {
-        name: search_step(watcher.sample(), spec.activation_bits, points[name])
+        name: search_activation_scale(watcher.sample(), spec.activation_bits, points[name])
         for name, watcher in watchers.items()
     }
 
 
-def search_step(values: torch.Tensor, bits: int, asymmetric: bool) -> LearnedStep:
+def search_activation_scale(values: torch.Tensor, bits: int, asymmetric: bool) -> LearnedScale:
     """The step, and for an asymmetric quantizer the zero point, of least squared error on `values`."""
     if not asymmetric:
         grid = activation_grid(bits)
-        return LearnedStep(search_scale(values, grid), grid)
+        return LearnedScale(search_scale(values, grid), grid)
     smallest = min(float(values.min()), 0.0)
     best: tuple[float, Grid, torch.Tensor] | None = None
     # For softmax the minimum is 0 and only z = 0 is tried; GELU reaches −0.17 and gets a few codes.
@@ -140,4 +141,4 @@ def search_step(values: torch.Tensor, bits: int, asymmetric: bool) -> LearnedSte
         if best is None or error < best[0]:
             best = (error, grid, scale)
     assert best is not None
-    return LearnedStep(best[2], best[1])
+    return LearnedScale(best[2], best[1])

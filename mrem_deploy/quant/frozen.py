@@ -20,17 +20,9 @@ from mrem_deploy.kernels.reference import integers, scale_once
 from mrem_deploy.models.architectures import Anatomy
 from mrem_deploy.models.loading import HEADS
 from mrem_deploy.numerics import Grid, dequantize, quantize
-from mrem_deploy.quant.layers import (
-    ATTENTION,
-    Matmul,
-    QuantEmbedding,
-    QuantLinear,
-    input_step,
-    prepare,
-    quantize_hidden,
-    replace_module,
-)
-from mrem_deploy.quant.quantizers import LearnedStep
+from mrem_deploy.quant.insert import prepare, quantize_hidden, replace_module
+from mrem_deploy.quant.layers import ATTENTION, Matmul, QuantEmbedding, QuantLinear, input_scale
+from mrem_deploy.quant.quantizers import LearnedScale
 
 MEBIBYTE = 2**20
 
@@ -48,7 +40,7 @@ class FrozenWeight:
 
 
 @dataclass
-class FrozenStep:
+class FrozenScale:
     """A static activation quantizer."""
 
     scale: torch.Tensor
@@ -62,7 +54,7 @@ class FrozenModel:
     config: PretrainedConfig
     head: str
     weights: dict[str, FrozenWeight] = field(default_factory=dict)  # by layer
-    steps: dict[str, FrozenStep] = field(default_factory=dict)  # by activation point
+    steps: dict[str, FrozenScale] = field(default_factory=dict)  # by activation point
     full: dict[str, torch.Tensor] = field(default_factory=dict)  # what stays full precision
     notes: dict[str, Any] = field(default_factory=dict)  # recipe digest and the like
 
@@ -89,8 +81,8 @@ def freeze(model: PreTrainedModel, head: str) -> FrozenModel:
             frozen.weights[name] = FrozenWeight(
                 codes.to("cpu", torch.int8), scale.cpu().clone(), part.weight_quantizer.grid.bits
             )
-        if isinstance(part, LearnedStep) and not name.endswith("weight_quantizer"):
-            frozen.steps[name] = FrozenStep(part.scale.detach().cpu().clone(), part.grid)
+        if isinstance(part, LearnedScale) and not name.endswith("weight_quantizer"):
+            frozen.steps[name] = FrozenScale(part.scale.detach().cpu().clone(), part.grid)
     packed = {f"{name}.weight" for name in frozen.weights}
     for name, value in model.state_dict().items():
         if name not in packed and "_quantizer." not in name and name.rpartition(".")[0] not in frozen.steps:
@@ -98,10 +90,10 @@ def freeze(model: PreTrainedModel, head: str) -> FrozenModel:
     return frozen
 
 
-class FixedStep(nn.Module):
+class FixedScale(nn.Module):
     """An activation quantizer that no longer learns."""
 
-    def __init__(self, step: FrozenStep) -> None:
+    def __init__(self, step: FrozenScale) -> None:
         super().__init__()
         self.grid = step.grid
         self.register_buffer("scale", step.scale)
@@ -136,7 +128,7 @@ class FrozenLinear(nn.Module):
         self.scale: torch.Tensor | None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        step = input_step(self.input_quantizer, *self._shares)
+        step = input_scale(self.input_quantizer, *self._shares)
         if self.scale is None or step is None:
             return F.linear(self.input_quantizer(x), self.weight, self.bias)
         return scale_once(integers(x, *step) @ self.weight.T, step[0], self.scale, self.bias)
@@ -162,7 +154,7 @@ def shell(frozen: FrozenModel, attention: str = ATTENTION) -> tuple[PreTrainedMo
 def build(frozen: FrozenModel) -> PreTrainedModel:
     """A runnable model of the Hugging Face class, in evaluation mode, on the CPU."""
     model, found = shell(frozen)
-    points = {name: FixedStep(step) for name, step in frozen.steps.items()}
+    points = {name: FixedScale(step) for name, step in frozen.steps.items()}
     for name in found.linears:
         linear = model.get_submodule(name)
         step = points.get(f"{name}.input_quantizer", nn.Identity())
@@ -170,7 +162,7 @@ def build(frozen: FrozenModel) -> PreTrainedModel:
         packed = frozen.weights.get(name)
         if packed is None:
             layer = FrozenLinear(linear.weight.detach(), None, linear.bias, step)
-        elif input_step(step, shared) is None:
+        elif input_scale(step, shared) is None:
             layer = FrozenLinear(packed.values(), None, linear.bias, step)
         else:
             codes = packed.codes.to(packed.scale.dtype)

@@ -18,8 +18,9 @@ from mrem_deploy.kernels import packed_size
 from mrem_deploy.models.architectures import Anatomy
 from mrem_deploy.numerics import FULL_PRECISION
 from mrem_deploy.quant.frozen import MEBIBYTE
-from mrem_deploy.quant.layers import QuantSpec, activation_points, prepare
+from mrem_deploy.quant.insert import activation_points, prepare
 from mrem_deploy.quant.sensitivity import CHOICES, MEASURES, Batch, Group, groups_of
+from mrem_deploy.quant.spec import QuantSpec
 
 SCALE_BYTES = 4
 HEADER_BYTES = 100  # of a tensor in a safetensors file, besides its name: a little more than it takes

@@ -64,7 +64,7 @@ class _StraightThrough(torch.autograd.Function):
         return grads[0], None
 
 
-class LearnedStep(nn.Module):
+class LearnedScale(nn.Module):
     """A uniform quantizer with a learned step: activations, and weights of 3 and 8 bits."""
 
     def __init__(self, scale: torch.Tensor, grid: Grid) -> None:
@@ -98,7 +98,7 @@ def _reduce(x: torch.Tensor, per_row: bool) -> torch.Tensor:
     return x.sum(dim=-1, keepdim=True) if per_row else x.sum()
 
 
-class Ternary(nn.Module):
+class TWN(nn.Module):
     """TWN: Δ = 0.7·mean|w|, α = mean of |w| above Δ, ŵ = α·sign(w)·[|w| > Δ]; straight-through."""
 
     def __init__(self, per_row: bool) -> None:
@@ -122,7 +122,7 @@ class Ternary(nn.Module):
         return self(rows)  # nothing per row is stored
 
 
-class LossAware(nn.Module):
+class LAQ(nn.Module):
     """LAQ: alternate codes b = clamp(round(w/α)) and α = ΣD·w·b / ΣD·b², D the diagonal curvature.
 
     Hou & Kwok take D from Adam's second moment, √v̂ + ε (`curvature="adam"`, set by the trainer
@@ -199,7 +199,7 @@ def make_weight_quantizer(
         kind = {2: "twn", 4: "laq"}.get(bits, "uniform")
     grid = symmetric_grid(bits)
     if kind == "twn":
-        return Ternary(per_row)
+        return TWN(per_row)
     if kind == "laq":
-        return LossAware(weight, grid, per_row, curvature)
-    return LearnedStep(search_scale(weight.detach(), grid, per_row), grid)
+        return LAQ(weight, grid, per_row, curvature)
+    return LearnedScale(search_scale(weight.detach(), grid, per_row), grid)

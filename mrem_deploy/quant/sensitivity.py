@@ -20,8 +20,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mrem_deploy.base.progress import track
-from mrem_deploy.models.architectures import Anatomy, PartOutput, anatomy, carve
-from mrem_deploy.quant.layers import QuantSpec
+from mrem_deploy.models.architectures import Anatomy, anatomy
+from mrem_deploy.models.parts import PartOutput, carve
+from mrem_deploy.quant.spec import QuantSpec
 
 Batch = dict[str, torch.Tensor]
 Group = tuple[str, ...]  # layers that get the same bits

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from mrem_deploy.base.format import NONE, count, mb
 from mrem_deploy.base.tables import Table
-from mrem_deploy.report.summary import NONE, count, mb, words
+from mrem_deploy.report.summary import words
 
 
 def qat_rows(qat: Mapping[str, Any]) -> list[tuple[str, str]]:

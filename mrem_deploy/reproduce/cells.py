@@ -22,11 +22,11 @@ from typing import Any
 from mrem_deploy import __version__
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import write_json
+from mrem_deploy.base.format import duration
 from mrem_deploy.base.processes import in_fresh_process
 from mrem_deploy.base.progress import say
 from mrem_deploy.quant import artifact
 from mrem_deploy.recipe import Recipe, from_yaml, make_recipe
-from mrem_deploy.report.summary import duration
 from mrem_deploy.reproduce.estimate import Estimate
 from mrem_deploy.reproduce.plan import GoboRecipe, Subject, name_of
 from mrem_deploy.result import Answers, read_answers, read_history

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mrem_deploy.base.format import is_number
 from mrem_deploy.base.tables import short
 from mrem_deploy.report.plots import (
     BLUE,
@@ -30,7 +31,6 @@ from mrem_deploy.report.plots import (
     plot_style,
     render,
 )
-from mrem_deploy.report.summary import is_number
 from mrem_deploy.reproduce.layout import NAMES, Record, Score
 from mrem_deploy.reproduce.plan import Subject
 

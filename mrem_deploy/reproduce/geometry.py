@@ -84,8 +84,8 @@ def _measure_rem(shape: Shape) -> dict[str, Any]:
 
 def _rem_job(shape: Shape) -> dict[str, Any]:
     from mrem_deploy.base.machine import PeakMemory
-    from mrem_deploy.train.mrem_s import CacheSettings
     from mrem_deploy.train.rem import train_rem
+    from mrem_deploy.train.streams import CacheSettings
 
     short = replace(shape.geometry, layers=REM_LAYERS)
     with PeakMemory("cpu") as peak:
@@ -128,7 +128,7 @@ def _prepare(shape: Shape, geometry: Geometry) -> tuple[Any, Any, Any, Any]:
     from mrem_deploy.base.machine import keep_large_blocks
     from mrem_deploy.pipeline import make_student
     from mrem_deploy.recipe import Recipe
-    from mrem_deploy.train.module import TrainSettings
+    from mrem_deploy.train.job import TrainSettings
 
     if shape.threads:
         torch.set_num_threads(shape.threads)

@@ -23,7 +23,7 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.models.architectures import anatomy
 from mrem_deploy.numerics import FULL_PRECISION
 from mrem_deploy.quant.frozen import MEBIBYTE
-from mrem_deploy.quant.layers import QuantSpec
+from mrem_deploy.quant.spec import QuantSpec
 
 LOG_DENSITY = -4.0  # of the fitted Gaussian; what lies below is an outlier
 MAX_ITERATIONS = 200  # a bound only: the sum of errors stops falling long before

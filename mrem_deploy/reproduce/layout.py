@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mrem_deploy.base.format import NONE, is_number
 from mrem_deploy.base.tables import Table, short
 from mrem_deploy.evaluate.uncertainty import Spread
 from mrem_deploy.report.plots import Plot
-from mrem_deploy.report.summary import METRIC_NAMES, NONE, is_number
+from mrem_deploy.report.summary import METRIC_NAMES
 from mrem_deploy.reproduce.claims import Finding
 from mrem_deploy.reproduce.paper import Figure
 from mrem_deploy.reproduce.plan import Subject

@@ -13,7 +13,8 @@ from typing import Any
 from mrem_deploy.base.files import atomic_file, write_json, write_text
 from mrem_deploy.base.tables import Table, md, md_table
 from mrem_deploy.benchmarks.output import table as aligned
-from mrem_deploy.report.page import CSS, environment_table, figure_html, table_html
+from mrem_deploy.report.html import CSS, figure_html, table_html
+from mrem_deploy.report.page import environment_table
 from mrem_deploy.reproduce.claims import summary
 from mrem_deploy.reproduce.layout import Shown
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mrem_deploy.base.format import duration
 from mrem_deploy.benchmarks.geometry import GEOMETRIES
 from mrem_deploy.recipe import Recipe
-from mrem_deploy.report.summary import duration
 from mrem_deploy.reproduce import ablations, forcing, geometry, tables
 from mrem_deploy.reproduce.cells import Cells, describe, over_seeds
 from mrem_deploy.reproduce.experiments import EXPERIMENTS, Experiment

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mrem_deploy.models.architectures import Part, PartOutput
+from mrem_deploy.models.parts import Part, PartOutput
 from mrem_deploy.quant.layers import Matmul
 from mrem_deploy.train.loss import token_mse, valid_mse
 

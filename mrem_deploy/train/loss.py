@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from mrem_deploy.models.architectures import PartOutput
+from mrem_deploy.models.parts import PartOutput
 
 
 def token_mse(student: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -3,91 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from transformers import PreTrainedModel
 
-from mrem_deploy.base.progress import bar, say, track
-from mrem_deploy.data.encoded import BatchSchedule, Encoded, sorted_batches
-from mrem_deploy.models.architectures import Part, carve
+from mrem_deploy.base.progress import bar
+from mrem_deploy.data.encoded import BatchSchedule, Encoded
+from mrem_deploy.models.parts import Part, carve
 from mrem_deploy.train.checkpoint import CheckpointStore, flatten_optimizers, restore_optimizers
-from mrem_deploy.train.module import ModuleTrainer, TrainSettings
-from mrem_deploy.train.streams import ActivationCache
+from mrem_deploy.train.job import TrainLog, TrainSettings
+from mrem_deploy.train.module import ModuleTrainer
+from mrem_deploy.train.streams import CacheSettings, Streams
 
 
-@dataclass(frozen=True)
-class CacheSettings:
-    max_memory_mb: float
-    folder: Path | None = None
-
-
-@dataclass
-class TrainLog:
-    """What the report shows: loss curves by module (or matrix product) and seconds by stage.
-
-    Then, for modules trained in parallel: what every worker reports, by rank; by module, how often
-    entries of each age were used; and the step at which teacher forcing ended. For QAT: the scores on
-    the development set by which the result was chosen.
-    """
-
-    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    workers: list[dict[str, Any]] = field(default_factory=list)
-    ages: dict[str, Counter[int]] = field(default_factory=dict)
-    forcing_steps: float = 0.0
-    choice: dict[str, Any] = field(default_factory=dict)
-
-
-class Streams:
-    """The full-precision and the quantized stream at the current cut, over the calibration set."""
-
-    def __init__(self, calibration: Encoded, width: int, settings: CacheSettings, batch_size: int) -> None:
-        self.calibration = calibration
-        self.batch_size = batch_size
-        self.cache: ActivationCache | None = None
-        self._width, self._settings = width, settings
-
-    def batch(
-        self, indices: np.ndarray, device: torch.device
-    ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None, torch.Tensor | None]:
-        """The token batch with both inputs of the module; None for the first module's."""
-        tokens = self.calibration.batch(indices)
-        tokens.pop("labels", None)
-        clean = noisy = None
-        if self.cache is not None:
-            clean, noisy = self.cache.get(indices, tokens["input_ids"].shape[1])
-            clean, noisy = clean.to(device), noisy.to(device)
-        return {name: value.to(device) for name, value in tokens.items()}, clean, noisy
-
-    @torch.no_grad()
-    def advance(self, teacher: Part, student: Part, label: str) -> None:
-        """Replace the inputs of a trained module by its outputs."""
-        device = next(student.parameters()).device
-        target = self.cache or ActivationCache(
-            self.calibration.lengths, self._width, self._settings.max_memory_mb, self._settings.folder
-        )
-        if target.on_disk and self.cache is None:
-            say(f"activation cache: {target.megabytes:.0f} MB, memory-mapped on disk")
-        try:
-            for indices in track(sorted_batches(self.calibration.lengths, self.batch_size), label):
-                tokens, clean, noisy = self.batch(indices, device)
-                target.put(indices, teacher(clean, tokens).hidden[-1], student(noisy, tokens).hidden[-1])
-        except BaseException:
-            target.close()  # `close` does not know it yet, and its files may be gigabytes
-            raise
-        self.cache = target
-
-    def close(self) -> None:
-        if self.cache is not None:
-            self.cache.close()
-
-
-def train_sequential(
+def train_mrem_s(
     teacher: PreTrainedModel,
     student: PreTrainedModel,
     cuts: list[int],

@@ -21,11 +21,12 @@ from transformers import PreTrainedModel
 
 from mrem_deploy.base.progress import bar, say
 from mrem_deploy.data.encoded import BatchSchedule, Encoded
-from mrem_deploy.models.architectures import anatomy, carve
+from mrem_deploy.models.architectures import anatomy
+from mrem_deploy.models.parts import carve
 from mrem_deploy.train.checkpoint import CheckpointStore, flatten_optimizers, restore_optimizers
 from mrem_deploy.train.distillation import Amount, imitation_loss, prediction_loss, watch
-from mrem_deploy.train.module import LocalOptimizer, TrainSettings, finite
-from mrem_deploy.train.mrem_s import TrainLog
+from mrem_deploy.train.job import TrainLog, TrainSettings
+from mrem_deploy.train.optimizer import LocalOptimizer, finite
 from mrem_deploy.train.supervised import CURVE_POINTS
 
 CHECKPOINT = "qat"

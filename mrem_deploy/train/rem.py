@@ -20,12 +20,13 @@ from transformers import PreTrainedModel
 
 from mrem_deploy.base.progress import bar
 from mrem_deploy.data.encoded import BatchSchedule, Encoded
-from mrem_deploy.models.architectures import Part, carve
+from mrem_deploy.models.parts import Part, carve
 from mrem_deploy.quant.layers import Matmul, QuantEmbedding, QuantLinear
 from mrem_deploy.train.checkpoint import CheckpointStore
+from mrem_deploy.train.job import TrainLog, TrainSettings
 from mrem_deploy.train.loss import valid_mse
-from mrem_deploy.train.module import LocalOptimizer, TrainSettings, finite
-from mrem_deploy.train.mrem_s import CacheSettings, Streams, TrainLog
+from mrem_deploy.train.optimizer import LocalOptimizer, finite
+from mrem_deploy.train.streams import CacheSettings, Streams
 
 
 @dataclass

@@ -9,12 +9,16 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.progress import say, track
+from mrem_deploy.data.encoded import Encoded, sorted_batches
+from mrem_deploy.models.parts import Part
 
 
 class ActivationCache:
@@ -104,3 +108,53 @@ def _usable(folder: Path | None, megabytes: float) -> Path:
             "give a roomier --cache-dir, raise --max-memory, or lower --calib-size or --max-length",
         )
     return where
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    max_memory_mb: float
+    folder: Path | None = None
+
+
+class Streams:
+    """The full-precision and the quantized stream at the current cut, over the calibration set."""
+
+    def __init__(self, calibration: Encoded, width: int, settings: CacheSettings, batch_size: int) -> None:
+        self.calibration = calibration
+        self.batch_size = batch_size
+        self.cache: ActivationCache | None = None
+        self._width, self._settings = width, settings
+
+    def batch(
+        self, indices: np.ndarray, device: torch.device
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None, torch.Tensor | None]:
+        """The token batch with both inputs of the module; None for the first module's."""
+        tokens = self.calibration.batch(indices)
+        tokens.pop("labels", None)
+        clean = noisy = None
+        if self.cache is not None:
+            clean, noisy = self.cache.get(indices, tokens["input_ids"].shape[1])
+            clean, noisy = clean.to(device), noisy.to(device)
+        return {name: value.to(device) for name, value in tokens.items()}, clean, noisy
+
+    @torch.no_grad()
+    def advance(self, teacher: Part, student: Part, label: str) -> None:
+        """Replace the inputs of a trained module by its outputs."""
+        device = next(student.parameters()).device
+        target = self.cache or ActivationCache(
+            self.calibration.lengths, self._width, self._settings.max_memory_mb, self._settings.folder
+        )
+        if target.on_disk and self.cache is None:
+            say(f"activation cache: {target.megabytes:.0f} MB, memory-mapped on disk")
+        try:
+            for indices in track(sorted_batches(self.calibration.lengths, self.batch_size), label):
+                tokens, clean, noisy = self.batch(indices, device)
+                target.put(indices, teacher(clean, tokens).hidden[-1], student(noisy, tokens).hidden[-1])
+        except BaseException:
+            target.close()  # `close` does not know it yet, and its files may be gigabytes
+            raise
+        self.cache = target
+
+    def close(self) -> None:
+        if self.cache is not None:
+            self.cache.close()

@@ -23,12 +23,14 @@ from mrem_deploy.benchmarks.geometry import Geometry, parse_geometry, random_mod
 from mrem_deploy.benchmarks.output import check_folder, table
 from mrem_deploy.benchmarks.quantized import check_quantized, expected_quantizers, names_outside
 from mrem_deploy.benchmarks.timing import Comparison, geometric_mean, interleave, percentile, quartiles, timed
-from mrem_deploy.models.architectures import Part, carve
+from mrem_deploy.models.parts import Part, carve
 from mrem_deploy.pipeline import make_student
-from mrem_deploy.quant.layers import QuantLinear, prepare
-from mrem_deploy.quant.quantizers import LearnedStep
+from mrem_deploy.quant.insert import prepare
+from mrem_deploy.quant.layers import QuantLinear
+from mrem_deploy.quant.quantizers import LearnedScale
 from mrem_deploy.recipe import Recipe
-from mrem_deploy.train.module import ModuleTrainer, TrainSettings
+from mrem_deploy.train.job import TrainSettings
+from mrem_deploy.train.module import ModuleTrainer
 
 TINY = "16x3x2x32x50"  # hidden, layers, heads, intermediate, vocabulary
 SHAPE = ["--geometry", TINY, "--batch-size", "2", "--length", "6"]
@@ -269,7 +271,7 @@ def test_an_unquantized_module_is_not_taken_for_a_quantized_one() -> None:
 def test_a_quantizer_that_leaves_its_grid_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     teacher, part, quantized, recipe = students(1)
     expected = expected_quantizers(teacher, recipe.spec)
-    monkeypatch.setattr(LearnedStep, "forward", lambda self, x: x)
+    monkeypatch.setattr(LearnedScale, "forward", lambda self, x: x)
     with pytest.raises(AssertionError, match="off its grid"):
         check_quantized(part, quantized, expected, *inputs(1))
 

@@ -18,10 +18,10 @@ from mrem_deploy.data.encoded import (
     Encoded,
     batch_at,
     bucketed_batches,
-    encode,
     sorted_batches,
 )
 from mrem_deploy.data.task_data import Texts
+from mrem_deploy.data.texts import encode
 
 PAD, CLS, SEP, A, B = 9, 1, 2, 3, 4  # a pad that is not 0 shows whether 0 was assumed
 

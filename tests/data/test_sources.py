@@ -12,17 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.data.sources import (
-    FIRST_ROW,
-    Layout,
-    Naming,
-    Wanted,
-    files_of,
-    listing,
-    open_source,
-    read_table,
-    squeeze,
-)
+from mrem_deploy.data.sources import files_of, listing, open_source
+from mrem_deploy.data.table_files import FIRST_ROW, Layout, Naming, Wanted, read_table, squeeze
 
 ALL = Wanted()
 GLUE = Naming(folder="SST-2")

@@ -15,8 +15,7 @@ from tiny_squad import CONTEXT, official, question, write_squad
 from transformers import AutoTokenizer
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.data.squad import Windows, best_span, read_answers, tokenize
-from mrem_deploy.data.squad_data import Questions, Span
+from mrem_deploy.data.squad import Questions, Span, Windows, best_span, read_answers, tokenize
 from mrem_deploy.data.task_data import encode, find_task, open_task, sample
 from mrem_deploy.evaluate.squad import summary_v1
 

@@ -17,7 +17,7 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.data import sources
 from mrem_deploy.data.tagging import TaggedTexts, TaggedTokens, first_tokens, score
 from mrem_deploy.data.task_data import Columns, find_task, label_order, open_task, sample
-from mrem_deploy.evaluate.scorers import TagJudge
+from mrem_deploy.evaluate.scorers import TagScorer
 
 CONLL = """\
 -DOCSTART- -X- -X- O
@@ -146,7 +146,7 @@ def test_words_cut_off_count_as_outside(tokenizer: Any, capsys: pytest.CaptureFi
     tokens = texts.tokenize(tokenizer, 5)  # three words and two special tokens
     assert "1 of 4 words" in capsys.readouterr().err
     assert tokens.targets(texts.tags or [], np.array([0, 1])).tolist() == [[-100, 1, 0, 1, -100]]
-    judge = TagJudge(find_task("ner"), texts, tokens, SimpleNamespace(id2label={0: "B-X", 1: "O"}))  # type: ignore[arg-type]
+    judge = TagScorer(find_task("ner"), texts, tokens, SimpleNamespace(id2label={0: "B-X", 1: "O"}))  # type: ignore[arg-type]
     perfect = np.array([[0, 0], [0, 1], [1, 0], [0, 1], [0, 0]], dtype=float)
     found = judge.score([perfect])
     assert found["precision"] == 100.0
@@ -202,7 +202,7 @@ def test_numbers_take_the_names_of_the_model(tokenizer: Any) -> None:
     texts = TaggedTexts(["the film"], None, None, ("0", "1"), words, [np.array([1, 0])])
     tokens = texts.tokenize(tokenizer, 32)
     config: Any = SimpleNamespace(id2label={0: "O", 1: "B-PER"})
-    judge = TagJudge(find_task("ner"), texts, tokens, config)
+    judge = TagScorer(find_task("ner"), texts, tokens, config)
     right = np.array([[0, 0], [0, 1], [1, 0], [0, 0]], dtype=float)
     wrong = right[:, ::-1]
     assert judge.score([right])["f1"] == 100.0

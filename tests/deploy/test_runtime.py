@@ -13,7 +13,7 @@ import torch
 from tiny_onnx import expected, save_tiny_onnx
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.deploy import runtime
+from mrem_deploy.deploy import census, runtime
 
 BATCH = {
     "input_ids": torch.tensor([[3, 7, 9], [1, 4, 0]]),
@@ -45,13 +45,13 @@ def test_token_types_that_a_tokenizer_does_not_give_are_all_zero(model: Path) ->
 
 
 def test_the_census_tells_integer_products_from_float_ones(tmp_path: Path) -> None:
-    found = runtime.census(save_tiny_onnx(tmp_path / "quantized.onnx"), BATCH)
+    found = census.census(save_tiny_onnx(tmp_path / "quantized.onnx"), BATCH)
     assert found.integer == {"MatMulIntegerToFloat": 1}
     assert found.floating_nodes == ["head"]
     assert (found.integer_count, found.floating_count) == (1, 1)
     assert found.providers.keys() == {"CPUExecutionProvider"}
 
-    plain = runtime.census(save_tiny_onnx(tmp_path / "plain.onnx", integers=False), BATCH)
+    plain = census.census(save_tiny_onnx(tmp_path / "plain.onnx", integers=False), BATCH)
     assert plain.integer == {}
     assert plain.floating_count == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plain.onnx", "quantized.onnx"]
@@ -59,7 +59,7 @@ def test_the_census_tells_integer_products_from_float_ones(tmp_path: Path) -> No
 
 def test_every_node_that_ran_is_counted_once(model: Path) -> None:
     """Two gathers, their sum, QuantizeLinear, the product, the pooling and the head."""
-    assert runtime.census(model, BATCH).providers == {"CPUExecutionProvider": 7}
+    assert census.census(model, BATCH).providers == {"CPUExecutionProvider": 7}
 
 
 def test_inner_values_become_outputs_of_a_copy(model: Path) -> None:
@@ -83,7 +83,7 @@ def test_weights_in_a_file_of_their_own_are_found(model: Path, tmp_path: Path) -
     logits, hidden = session.run(None, runtime.feed(session, BATCH))
     np.testing.assert_allclose(logits, TRUTH["logits"], rtol=0, atol=1e-5)
     np.testing.assert_allclose(hidden, TRUTH["hidden.0"], rtol=0, atol=1e-5)
-    assert runtime.census(large, BATCH).integer_count == 1
+    assert census.census(large, BATCH).integer_count == 1
 
 
 def test_threads_are_the_only_option_that_is_changed(model: Path) -> None:

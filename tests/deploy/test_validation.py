@@ -31,7 +31,7 @@ from mrem_deploy.export import export_onnx
 from mrem_deploy.quant import artifact
 from mrem_deploy.quant.frozen import build, freeze
 from mrem_deploy.recipe import Recipe
-from mrem_deploy.report import summary
+from mrem_deploy.report import card
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = "model.onnx"
@@ -122,7 +122,7 @@ def test_the_snippet_of_the_card_runs(workshop: Path) -> None:
 def test_the_readme_has_the_same_snippet() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (code,) = (c for c in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "InferenceSession" in c)
-    ours = summary.ONNX_USE.replace("FILE", FILE).replace("path/to/this/folder", "result")
+    ours = card.ONNX_USE.replace("FILE", FILE).replace("path/to/this/folder", "result")
     assert code == ours
 
 
@@ -141,14 +141,14 @@ def test_export_without_validation(workshop: Path, monkeypatch: pytest.MonkeyPat
 def test_packages_that_are_missing_are_an_error_only_if_a_profile_was_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert preflight.check_export(Recipe()) == ("ort-cpu",)
-    assert preflight.check_export(Recipe(export="none")) == ()
-    assert preflight.check_export(Recipe(export="int8, qdq,int8")) == ("int8", "qdq")
+    assert preflight.export_profiles(Recipe()) == ("ort-cpu",)
+    assert preflight.export_profiles(Recipe(export="none")) == ()
+    assert preflight.export_profiles(Recipe(export="int8, qdq,int8")) == ("int8", "qdq")
     monkeypatch.setattr(runtime, "find_spec", lambda name: None if name == "onnxscript" else object())
-    assert preflight.check_export(Recipe()) == ()
+    assert preflight.export_profiles(Recipe()) == ()
     assert "onnxscript not installed" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"needs onnxscript(.|\n)*--export none"):
-        preflight.check_export(Recipe(export="ort-cpu"))
+        preflight.export_profiles(Recipe(export="ort-cpu"))
 
 
 # --- validate ----------------------------------------------------------------------------------

@@ -10,9 +10,11 @@ import pytest
 import torch
 from tiny_models import HEAD_NAMES, tiny_encoded, tiny_model, tiny_pair
 
-from mrem_deploy.evaluate.predict import layer_errors, pool, pooling_of, predict, remember, torch_predictor
+from mrem_deploy.evaluate.layer_error import layer_errors
+from mrem_deploy.evaluate.predict import pool, pooling_of, predict, remember, torch_predictor
 from mrem_deploy.models.architectures import model_outputs
-from mrem_deploy.quant.layers import QuantSpec, prepare
+from mrem_deploy.quant.insert import prepare
+from mrem_deploy.quant.spec import QuantSpec
 
 
 def one_by_one(model: torch.nn.Module, encoded: object, index: int) -> list[np.ndarray]:

@@ -26,8 +26,9 @@ from mrem_deploy.export.skeleton import trace  # noqa: E402
 from mrem_deploy.models.architectures import model_outputs  # noqa: E402
 from mrem_deploy.numerics import quantize  # noqa: E402
 from mrem_deploy.quant import artifact  # noqa: E402
-from mrem_deploy.quant.frozen import FixedStep, FrozenLinear, FrozenModel, build, freeze  # noqa: E402
-from mrem_deploy.quant.layers import Matmul, QuantSpec  # noqa: E402
+from mrem_deploy.quant.frozen import FixedScale, FrozenLinear, FrozenModel, build, freeze  # noqa: E402
+from mrem_deploy.quant.layers import Matmul  # noqa: E402
+from mrem_deploy.quant.spec import QuantSpec  # noqa: E402
 
 CLASSIFIER = "sequence-classification"
 BITS = {"8-8-8": (8, 8, 8), "4-4-8": (4, 4, 8), "2-2-8": (2, 2, 8), "2-2-4": (2, 2, 4)}
@@ -82,14 +83,14 @@ def torch_outputs(frozen: FrozenModel, batch: dict[str, torch.Tensor]) -> list[n
 def torch_codes(frozen: FrozenModel, batch: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """The integers that every quantizer of the torch model gives."""
     model, codes = build(frozen), {}
-    names = {part: name for name, part in model.named_modules() if isinstance(part, FixedStep)}
+    names = {part: name for name, part in model.named_modules() if isinstance(part, FixedScale)}
 
     def see(step: nn.Module, x: torch.Tensor) -> None:
-        if isinstance(step, FixedStep):
+        if isinstance(step, FixedScale):
             codes[names[step]] = quantize(x, step.scale, step.grid).numpy()
 
     for part in model.modules():
-        if isinstance(part, FixedStep):  # of q, k and v: called as a module
+        if isinstance(part, FixedScale):  # of q, k and v: called as a module
             part.register_forward_pre_hook(lambda step, args: see(step, args[0]))
         if isinstance(part, FrozenLinear):
             part.register_forward_pre_hook(lambda linear, args: see(linear.input_quantizer, args[0]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mrem_deploy.quant.layers import QuantSpec
+from mrem_deploy.quant.spec import QuantSpec
 
 SPECS = {
     "2-2-8": QuantSpec(2, 2, 8),

@@ -24,9 +24,10 @@ from mrem_deploy.data.encoded import Encoded
 from mrem_deploy.models.architectures import Anatomy
 from mrem_deploy.models.loading import HEADS
 from mrem_deploy.numerics import FULL_PRECISION, activation_grid, asymmetric_grid
-from mrem_deploy.quant.layers import QuantSpec, activation_points, insert_quantizers, prepare
-from mrem_deploy.quant.quantizers import LearnedStep
-from mrem_deploy.train.module import TrainSettings
+from mrem_deploy.quant.insert import activation_points, insert_quantizers, prepare
+from mrem_deploy.quant.quantizers import LearnedScale
+from mrem_deploy.quant.spec import QuantSpec
+from mrem_deploy.train.job import TrainSettings
 
 BLOCKS = 3  # the least that has a first, a middle and a last module
 WIDTH = 16
@@ -99,7 +100,7 @@ def tiny_batch(kind: str = "bert", seed: int = 0) -> dict[str, torch.Tensor]:
     return encoded.batch(np.array([2, 1, 0]))
 
 
-def made_up_steps(found: Anatomy, spec: QuantSpec, dtype: torch.dtype) -> dict[str, LearnedStep]:
+def made_up_scales(found: Anatomy, spec: QuantSpec, dtype: torch.dtype) -> dict[str, LearnedScale]:
     """Activation quantizers without a search (it costs more than all the rest of a test): steps that
     differ from point to point, reach over most values and saturate at the outliers."""
     steps = {}
@@ -113,7 +114,7 @@ def made_up_steps(found: Anatomy, spec: QuantSpec, dtype: torch.dtype) -> dict[s
             grid, step = asymmetric_grid(spec.activation_bits, 0 if softmax else levels // 16), reach / levels
         else:
             grid, step = activation_grid(spec.activation_bits), 2 * reach / levels
-        steps[name] = LearnedStep(torch.tensor(step, dtype=dtype), grid)
+        steps[name] = LearnedScale(torch.tensor(step, dtype=dtype), grid)
     return steps
 
 
@@ -122,7 +123,7 @@ def quantized_twin(model: nn.Module, spec: QuantSpec) -> tuple[nn.Module, nn.Mod
     teacher = copy.deepcopy(model).requires_grad_(False)
     found = prepare(teacher)
     student = copy.deepcopy(teacher)
-    insert_quantizers(student, spec, made_up_steps(found, spec, next(model.parameters()).dtype))
+    insert_quantizers(student, spec, made_up_scales(found, spec, next(model.parameters()).dtype))
     return teacher, student.requires_grad_(True)
 
 

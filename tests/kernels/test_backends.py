@@ -13,7 +13,7 @@ import torch
 from mrem_deploy import doctor
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.kernels import backends, reference
-from mrem_deploy.preflight import check_kernels
+from mrem_deploy.preflight import select_backend
 from mrem_deploy.recipe import Recipe
 
 COMPILED = backends.extension().module is not None
@@ -82,13 +82,13 @@ def test_what_cannot_run_is_refused_in_clear_words(
 ) -> None:
     without_extension(monkeypatch)
     with pytest.raises(UserError, match=problem):
-        check_kernels(name, torch.device(device))
+        select_backend(name, torch.device(device))
 
 
 @needs_extension
 def test_cpp_is_refused_for_a_gpu() -> None:
     with pytest.raises(UserError, match="--kernels cpp computes on the CPU, not on cuda"):
-        check_kernels("cpp", torch.device("cuda", 0))
+        select_backend("cpp", torch.device("cuda", 0))
 
 
 def test_the_recipe_knows_the_backends() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from mrem_deploy.kernels import ops, torch_ops
 from mrem_deploy.numerics import activation_grid, asymmetric_grid, symmetric_grid
-from mrem_deploy.quant.quantizers import LearnedStep
+from mrem_deploy.quant.quantizers import LearnedScale
 
 EIGHT = (8, -128, 127, 0)
 FOUR = (4, -7, 7, 0)
@@ -81,8 +81,8 @@ class TinyModule(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(values(16, 16).detach())
         self.bias = torch.nn.Parameter(torch.zeros(16))
-        self.left = LearnedStep(torch.tensor(0.05), asymmetric_grid(8, 100))
-        self.right = LearnedStep(torch.tensor(0.05), activation_grid(8))
+        self.left = LearnedScale(torch.tensor(0.05), asymmetric_grid(8, 100))
+        self.right = LearnedScale(torch.tensor(0.05), activation_grid(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         threshold, scale = ops.twn(self.weight, per_row=True)

@@ -11,8 +11,9 @@ from torch import nn
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.models import architectures
-from mrem_deploy.models.architectures import anatomy, carve, model_outputs
-from mrem_deploy.quant.layers import prepare
+from mrem_deploy.models.architectures import anatomy, model_outputs
+from mrem_deploy.models.parts import carve
+from mrem_deploy.quant.insert import prepare
 
 # One module, one block each, and uneven ones on either side.
 CUTS = [[0, 3], [0, 1, 2, 3], [0, 1, 3], [0, 2, 3]]

@@ -21,7 +21,7 @@ from mrem_deploy.kernels import unpack
 from mrem_deploy.models.architectures import model_outputs
 from mrem_deploy.quant import artifact
 from mrem_deploy.quant.frozen import freeze
-from mrem_deploy.quant.layers import QuantSpec
+from mrem_deploy.quant.spec import QuantSpec
 
 SPECS = [
     QuantSpec(2, 2, 8),

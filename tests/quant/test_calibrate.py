@@ -11,8 +11,9 @@ from torch import nn
 from mrem_deploy.models.architectures import model_outputs
 from mrem_deploy.numerics import activation_grid, asymmetric_grid
 from mrem_deploy.quant import calibrate
-from mrem_deploy.quant.calibrate import initial_steps, observe, search_step
-from mrem_deploy.quant.layers import QuantSpec, activation_points, insert_quantizers, prepare
+from mrem_deploy.quant.calibrate import initial_scales, observe, search_activation_scale
+from mrem_deploy.quant.insert import activation_points, insert_quantizers, prepare
+from mrem_deploy.quant.spec import QuantSpec
 
 
 def alone(batch: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
@@ -52,7 +53,7 @@ def test_every_point_gets_a_quantizer_of_its_kind(kind: str) -> None:
     batch = tiny_batch(kind)
     before = model_outputs(model(**batch))[0]
     for spec in (QuantSpec(activation_bits=4), QuantSpec(symmetric=True)):
-        steps = initial_steps(model, found, spec, [batch])
+        steps = initial_scales(model, found, spec, [batch])
         points = activation_points(found, spec)
         assert steps.keys() == points.keys()
         for name, step in steps.items():
@@ -73,7 +74,7 @@ def test_full_precision_activations_need_no_steps() -> None:
         raise AssertionError("no batch may be asked for")
         yield  # a generator, so that it raises when the first batch is taken
 
-    assert initial_steps(model, prepare(model), QuantSpec(activation_bits=32), forbidden()) == {}
+    assert initial_scales(model, prepare(model), QuantSpec(activation_bits=32), forbidden()) == {}
 
 
 def test_hooks_are_gone_after_an_exception() -> None:
@@ -88,7 +89,7 @@ def test_hooks_are_gone_after_an_exception() -> None:
 def test_kept_layers_are_not_watched() -> None:
     model = tiny_model()
     found = prepare(model)
-    steps = initial_steps(model, found, QuantSpec(keep_fp=("*layer.1.*",)), [tiny_batch()])
+    steps = initial_scales(model, found, QuantSpec(keep_fp=("*layer.1.*",)), [tiny_batch()])
     assert steps
     assert not any("layer.1." in name for name in steps)
 
@@ -96,7 +97,7 @@ def test_kept_layers_are_not_watched() -> None:
 def test_a_symmetric_step_by_hand() -> None:
     """Values on a grid of step 0.5 that reaches ±3.5: the best step is near 0.5 and the error near 0."""
     values = torch.arange(-7, 8).double() * 0.5
-    step = search_step(values, 4, asymmetric=False)
+    step = search_activation_scale(values, 4, asymmetric=False)
     assert step.grid == activation_grid(4)
     assert step.scale.item() == pytest.approx(0.5, rel=0.05)  # the search is a geometric grid of 8%
 
@@ -106,19 +107,19 @@ def test_the_zero_point_of_softmax_is_zero_and_of_gelu_is_not() -> None:
     softmax = torch.rand(2000, generator=generator)
     gelu = nn.functional.gelu(2 * torch.randn(2000, generator=generator))
     for bits in (4, 8):
-        assert search_step(softmax, bits, asymmetric=True).grid == asymmetric_grid(bits, 0)
-        step = search_step(gelu, bits, asymmetric=True)
+        assert search_activation_scale(softmax, bits, asymmetric=True).grid == asymmetric_grid(bits, 0)
+        step = search_activation_scale(gelu, bits, asymmetric=True)
         assert not step.grid.signed
         least = -step.grid.zero_point * step.scale.item()
         assert -0.6 < least <= 0  # GELU's minimum is −0.17; a coarse step may reach a little further
-    assert search_step(gelu, 8, asymmetric=True).grid.zero_point > 0
+    assert search_activation_scale(gelu, 8, asymmetric=True).grid.zero_point > 0
 
 
 def test_an_outlier_does_not_ruin_the_step() -> None:
     """One value in 10,000 at 60 standard deviations: hidden states of BERT have such channels."""
     values = torch.randn(10_000, generator=torch.Generator().manual_seed(1))
     values[5] = 60.0
-    assert search_step(values, 4, asymmetric=False).scale.item() < 60 / 7 / 4
+    assert search_activation_scale(values, 4, asymmetric=False).scale.item() < 60 / 7 / 4
 
 
 def test_a_large_tensor_is_sampled_the_same_way_each_time_and_keeps_its_extremes(
@@ -147,7 +148,7 @@ def test_the_steps_follow_the_calibration_batches() -> None:
     encoded = tiny_encoded(count=8)
     a, b = (encoded.batch(np.arange(start, start + 4)) for start in (0, 4))
     spec = QuantSpec()
-    once, again, other = (initial_steps(model, found, spec, batches) for batches in ([a], [a], [b]))
+    once, again, other = (initial_scales(model, found, spec, batches) for batches in ([a], [a], [b]))
     assert all(torch.equal(once[name].log_scale, again[name].log_scale) for name in once)
     assert any(not torch.equal(once[name].log_scale, other[name].log_scale) for name in once)
 
@@ -159,7 +160,7 @@ def test_eight_bits_are_close_to_full_precision(kind: str) -> None:
     found = prepare(model)
     batch = tiny_batch(kind)
     expected = model_outputs(model(**batch))[0].detach()
-    steps = initial_steps(model, found, QuantSpec(8, 8, 8), [batch])
+    steps = initial_scales(model, found, QuantSpec(8, 8, 8), [batch])
     insert_quantizers(model, QuantSpec(8, 8, 8), steps)
     with torch.no_grad():
         came = model_outputs(model(**batch))[0]

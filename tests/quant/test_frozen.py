@@ -21,10 +21,12 @@ from torch import nn
 
 from mrem_deploy.models.architectures import anatomy, model_outputs
 from mrem_deploy.numerics import symmetric_grid
-from mrem_deploy.quant.frozen import FixedStep, FrozenLinear, FrozenModel, FrozenWeight, build, freeze, shell
-from mrem_deploy.quant.layers import ATTENTION, QuantEmbedding, QuantLinear, QuantSpec
-from mrem_deploy.quant.quantizers import LearnedStep, make_weight_quantizer
-from mrem_deploy.train.mrem_s import CacheSettings, train_sequential
+from mrem_deploy.quant.frozen import FixedScale, FrozenLinear, FrozenModel, FrozenWeight, build, freeze, shell
+from mrem_deploy.quant.layers import ATTENTION, QuantEmbedding, QuantLinear
+from mrem_deploy.quant.quantizers import LearnedScale, make_weight_quantizer
+from mrem_deploy.quant.spec import QuantSpec
+from mrem_deploy.train.mrem_s import train_mrem_s
+from mrem_deploy.train.streams import CacheSettings
 
 
 def outputs_of(model: nn.Module, kind: str) -> list[torch.Tensor]:
@@ -58,7 +60,7 @@ def test_frozen_equals_fake_quant(kind: str, spec: QuantSpec) -> None:
     if spec != SPECS["32-32-32"]:
         assert not torch.equal(outputs_of(built, kind)[0], outputs_of(teacher, kind)[0])
     assert_same_state(state_of(student), before)  # freezing reads only
-    assert not any(isinstance(part, QuantLinear | QuantEmbedding | LearnedStep) for part in built.modules())
+    assert not any(isinstance(part, QuantLinear | QuantEmbedding | LearnedScale) for part in built.modules())
     assert not any(p.requires_grad for p in built.parameters())
     assert not built.training
 
@@ -79,7 +81,7 @@ def test_a_trained_model_freezes(spec: QuantSpec) -> None:
     """After training, scales, zero points and LAQ's curvature are no longer those of the start."""
     teacher, student = tiny_pair(spec=spec)
     start = freeze(student, "sequence-classification")
-    train_sequential(teacher, student, [0, 1, 3], tiny_encoded(), settings(steps=4), CacheSettings(100.0))
+    train_mrem_s(teacher, student, [0, 1, 3], tiny_encoded(), settings(steps=4), CacheSettings(100.0))
     frozen = freeze(student, "sequence-classification")
     assert_equal_outputs(build(frozen), student, "bert")
     assert any(not torch.equal(frozen.weights[n].codes, start.weights[n].codes) for n in frozen.weights)
@@ -192,6 +194,6 @@ def test_built_layers_are_the_frozen_kinds() -> None:
     built = build(freeze(student, "sequence-classification"))
     attention = built.bert.encoder.layer[0].attention.self
     assert isinstance(attention.query, FrozenLinear)
-    assert isinstance(attention.input_quantizer, FixedStep)
+    assert isinstance(attention.input_quantizer, FixedScale)
     assert isinstance(attention.query.input_quantizer, nn.Identity)  # the three read one quantized tensor
     assert type(built.classifier) is nn.Linear

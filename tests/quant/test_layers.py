@@ -11,17 +11,10 @@ from torch import nn
 
 from mrem_deploy.models.architectures import anatomy, model_outputs
 from mrem_deploy.numerics import activation_grid, asymmetric_grid, symmetric_grid
-from mrem_deploy.quant.layers import (
-    Matmul,
-    QuantEmbedding,
-    QuantLinear,
-    QuantSpec,
-    activation_points,
-    mrem_attention,
-    prepare,
-    quantized_names,
-)
-from mrem_deploy.quant.quantizers import LearnedStep, LossAware, Ternary, make_weight_quantizer
+from mrem_deploy.quant.insert import activation_points, prepare, quantized_names
+from mrem_deploy.quant.layers import Matmul, QuantEmbedding, QuantLinear, mrem_attention
+from mrem_deploy.quant.quantizers import LAQ, TWN, LearnedScale, make_weight_quantizer
+from mrem_deploy.quant.spec import QuantSpec
 
 # linears of one block that are quantized
 PER_BLOCK = {
@@ -62,8 +55,8 @@ def test_a_quantized_linear_by_hand() -> None:
     with torch.no_grad():
         linear.weight.copy_(torch.tensor([[1.0, -0.25]]))
         linear.bias.copy_(torch.tensor([0.3]))
-    step = LearnedStep(torch.tensor(1.0), symmetric_grid(4))  # log 1 = 0, so s = 1 exactly
-    layer = QuantLinear(linear, Ternary(per_row=False), step)
+    step = LearnedScale(torch.tensor(1.0), symmetric_grid(4))  # log 1 = 0, so s = 1 exactly
+    layer = QuantLinear(linear, TWN(per_row=False), step)
     # mean|w| = 0.625, Δ = 0.4375: ŵ = (1, 0). x̂ = (2, …) from 1.5 (tie to even): 2·1 + 0·5 + 0.3
     assert layer(torch.tensor([[1.5, 5.0]])).item() == pytest.approx(2.3, abs=1e-7)
     # The bias is added as it is, although 0.3 is no multiple of the step.
@@ -71,7 +64,7 @@ def test_a_quantized_linear_by_hand() -> None:
 
 
 def test_a_quantized_product_by_hand() -> None:
-    left, right = (LearnedStep(torch.tensor(1.0), symmetric_grid(bits)) for bits in (4, 2))
+    left, right = (LearnedScale(torch.tensor(1.0), symmetric_grid(bits)) for bits in (4, 2))
     a, b = torch.tensor([[2.6, -9.0]]), torch.tensor([[1.2], [-4.0]])
     assert Matmul(left, right)(a, b).tolist() == [[3.0 * 1.0 + -7.0 * -1.0]]
     assert Matmul()(a, b).item() == pytest.approx(2.6 * 1.2 + 36.0)
@@ -139,7 +132,7 @@ def test_what_is_quantized_and_what_is_not(kind: str, head: str) -> None:
     assert ("position_embeddings" in embeddings) == (kind != "modernbert")
     for part in student.modules():
         if isinstance(part, nn.LayerNorm | nn.Embedding | nn.Linear):
-            assert not any(isinstance(inner, LearnedStep | Ternary | LossAware) for inner in part.modules())
+            assert not any(isinstance(inner, LearnedScale | TWN | LAQ) for inner in part.modules())
     # Parameters have no other names than those of the original model, except the steps.
     original = dict(tiny_model(kind, head).named_parameters())
     extra = {name for name, _ in student.named_parameters()} - original.keys()
@@ -159,10 +152,10 @@ def test_q_k_and_v_share_one_quantizer(kind: str) -> None:
         linears = [linear for linear, owner in found.shared_inputs.items() if owner == name]
         if kind == "modernbert":  # one linear gives all three
             assert linears == []
-            assert isinstance(attention.Wqkv.input_quantizer, LearnedStep)
+            assert isinstance(attention.Wqkv.input_quantizer, LearnedScale)
             continue
         assert len(linears) == 3
-        assert isinstance(attention.input_quantizer, LearnedStep)
+        assert isinstance(attention.input_quantizer, LearnedScale)
         seen: list[torch.Tensor] = []
         handles = [
             student.get_submodule(linear).register_forward_pre_hook(
@@ -245,7 +238,7 @@ def test_32_bits_everywhere_change_nothing(kind: str) -> None:
     teacher, student = tiny_pair(kind, spec=QuantSpec(32, 32, 32))
     batch = tiny_batch(kind)
     assert torch.equal(out_of(teacher, batch), out_of(student, batch))
-    assert not any(isinstance(part, LearnedStep | Ternary | LossAware) for part in student.modules())
+    assert not any(isinstance(part, LearnedScale | TWN | LAQ) for part in student.modules())
 
 
 def test_32_bits_in_one_place_leave_only_that() -> None:
@@ -253,11 +246,10 @@ def test_32_bits_in_one_place_leave_only_that() -> None:
         _, student = tiny_pair(spec=spec)
         found = (
             any(
-                isinstance(p, QuantLinear) and isinstance(p.weight_quantizer, Ternary)
-                for p in student.modules()
+                isinstance(p, QuantLinear) and isinstance(p.weight_quantizer, TWN) for p in student.modules()
             ),
             any(isinstance(p, QuantEmbedding) for p in student.modules()),
-            any(isinstance(p, LearnedStep) for p in student.modules()),
+            any(isinstance(p, LearnedScale) for p in student.modules()),
         )
         assert found == tuple(i != place for i in range(3))
 
@@ -269,7 +261,7 @@ def test_keep_fp_leaves_what_matches_and_nothing_else() -> None:
     assert len(names) == 2 * 6
     assert all("layer.0." in name or "layer.2." in name for name in names)
     kept = student.bert.encoder.layer[1]
-    assert not any(isinstance(part, LearnedStep) for part in kept.modules())
+    assert not any(isinstance(part, LearnedScale) for part in kept.modules())
     x = torch.randn(1, 3, 16, generator=torch.Generator().manual_seed(0))
     assert torch.equal(kept(x), teacher.bert.encoder.layer[1](x))
     assert type(student.bert.embeddings.word_embeddings) is nn.Embedding
@@ -281,13 +273,13 @@ def test_a_kept_projection_reads_what_its_sisters_read() -> None:
     attention = student.bert.encoder.layer[0].attention.self
     assert type(attention.query) is nn.Linear
     assert isinstance(attention.key, QuantLinear)
-    assert isinstance(attention.input_quantizer, LearnedStep)
+    assert isinstance(attention.input_quantizer, LearnedScale)
 
 
 def test_the_chosen_quantizer_and_curvature_reach_the_linears() -> None:
     _, student = tiny_pair(spec=QuantSpec(4, 4, 8, weight_quantizer="uniform"))
     layer = student.bert.encoder.layer[0].output.dense
-    assert isinstance(layer.weight_quantizer, LearnedStep)
+    assert isinstance(layer.weight_quantizer, LearnedScale)
     _, student = tiny_pair(spec=QuantSpec(4, 4, 8, curvature="adam"))
     layer = student.bert.encoder.layer[0].output.dense
     assert layer.weight_quantizer.diagonal.shape == layer.weight.shape

@@ -22,9 +22,11 @@ from mrem_deploy import pipeline
 from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.models import loading
-from mrem_deploy.models.architectures import anatomy, carve
+from mrem_deploy.models.architectures import anatomy
+from mrem_deploy.models.parts import carve
 from mrem_deploy.quant import artifact
-from mrem_deploy.quant.layers import QuantEmbedding, QuantLinear, QuantSpec, insert_quantizers, prepare
+from mrem_deploy.quant.insert import insert_quantizers, prepare
+from mrem_deploy.quant.layers import QuantEmbedding, QuantLinear
 from mrem_deploy.quant.mixed import allocate, choose_bits
 from mrem_deploy.quant.sensitivity import (
     CHOICES,
@@ -35,6 +37,7 @@ from mrem_deploy.quant.sensitivity import (
     output_error,
     quantized_weight,
 )
+from mrem_deploy.quant.spec import QuantSpec
 from mrem_deploy.train.module import ModuleTrainer
 
 SPEC = QuantSpec(32, 32, 8)

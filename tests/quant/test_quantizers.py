@@ -11,10 +11,10 @@ from torch import nn
 from mrem_deploy.kernels import fake_quant
 from mrem_deploy.numerics import Grid, activation_grid, asymmetric_grid, symmetric_grid
 from mrem_deploy.quant.quantizers import (
+    LAQ,
     LAQ_ITERATIONS,
-    LearnedStep,
-    LossAware,
-    Ternary,
+    TWN,
+    LearnedScale,
     make_weight_quantizer,
     search_scale,
 )
@@ -105,7 +105,7 @@ def test_lsq_gradients_against_finite_differences(grid: Grid) -> None:
 
 
 def test_a_step_is_learned_by_its_logarithm() -> None:
-    step = LearnedStep(torch.tensor(0.5, dtype=torch.float64), symmetric_grid(4))
+    step = LearnedScale(torch.tensor(0.5, dtype=torch.float64), symmetric_grid(4))
     step(torch.tensor([9.0], dtype=torch.float64)).sum().backward()  # d/ds = 7, so d/d(log s) = 7·s
     assert step.log_scale.grad is not None
     assert step.log_scale.grad.item() == pytest.approx(3.5, rel=1e-12)
@@ -134,23 +134,23 @@ def test_no_gradient_is_made_that_nobody_asked_for() -> None:
 def test_twn_per_tensor_by_hand() -> None:
     weight = torch.tensor([[1.0, -0.5, 0.25], [-2.0, 0.0, 0.75]])
     # mean|w| = 4.5/6 = 0.75, Δ = 0.525; kept 1, 2, 0.75, so α = 3.75/3 = 1.25. −0.5 just fails.
-    codes, alpha = Ternary(per_row=False).codes_and_scale(weight)
+    codes, alpha = TWN(per_row=False).codes_and_scale(weight)
     assert codes.tolist() == [[1, 0, 0], [-1, 0, 1]]
     assert alpha.tolist() == 1.25
-    assert plain(Ternary(per_row=False), weight).tolist() == [[1.25, 0, 0], [-1.25, 0, 1.25]]
+    assert plain(TWN(per_row=False), weight).tolist() == [[1.25, 0, 0], [-1.25, 0, 1.25]]
 
 
 def test_twn_per_row_by_hand() -> None:
     weight = torch.tensor([[1.0, -0.5, 0.25], [-2.0, 0.0, 0.75]])
     # row 1: mean 7/12, Δ = 0.408, α = (1 + 0.5)/2; row 2: mean 2.75/3, Δ = 0.642, α = (2 + 0.75)/2
-    codes, alpha = Ternary(per_row=True).codes_and_scale(weight)
+    codes, alpha = TWN(per_row=True).codes_and_scale(weight)
     assert codes.tolist() == [[1, -1, 0], [-1, 0, 1]]
     assert alpha.tolist() == [[0.75], [1.375]]
 
 
 @pytest.mark.parametrize(("small", "code"), [(0.69, 0), (0.71, 1)])  # mean|w| = 1, so Δ = 0.7
 def test_twn_threshold_is_seven_tenths_of_the_mean(small: float, code: int) -> None:
-    codes, alpha = Ternary(per_row=False).codes_and_scale(torch.tensor([small, small - 2]))
+    codes, alpha = TWN(per_row=False).codes_and_scale(torch.tensor([small, small - 2]))
     assert codes.tolist() == [code, -1]
     assert alpha.item() == pytest.approx(1.0 if code else 2 - small)
 
@@ -159,7 +159,7 @@ def test_twn_threshold_is_strict() -> None:
     # In fp64, mean|w| = 1 and Δ = 0.7 exactly as computed: a weight on the threshold is dropped.
     delta = 0.7 * 1.0
     weight = torch.tensor([delta, 2 - delta], dtype=torch.float64)
-    codes, alpha = Ternary(per_row=False).codes_and_scale(weight)
+    codes, alpha = TWN(per_row=False).codes_and_scale(weight)
     assert codes.tolist() == [0, 1]
     assert alpha.item() == 2 - delta
 
@@ -167,13 +167,13 @@ def test_twn_threshold_is_strict() -> None:
 @pytest.mark.parametrize("per_row", [False, True])
 def test_twn_of_zeros_is_zero_with_a_valid_step(per_row: bool) -> None:
     weight = torch.tensor([[0.0, 0.0], [0.0, 0.0]])
-    codes, alpha = Ternary(per_row).codes_and_scale(weight)
+    codes, alpha = TWN(per_row).codes_and_scale(weight)
     assert codes.abs().sum() == 0
     assert bool((alpha == 1).all())
 
 
 def test_twn_zero_row_does_not_disturb_its_neighbours() -> None:
-    codes, alpha = Ternary(per_row=True).codes_and_scale(torch.tensor([[0.0, 0.0], [3.0, -3.0]]))
+    codes, alpha = TWN(per_row=True).codes_and_scale(torch.tensor([[0.0, 0.0], [3.0, -3.0]]))
     assert codes.tolist() == [[0, 0], [1, -1]]
     assert alpha.tolist() == [[1.0], [3.0]]
 
@@ -197,7 +197,7 @@ def best_of_all(weight: torch.Tensor, curvature: torch.Tensor, grid: Grid) -> tu
     return float(error[best]), codes[best]
 
 
-def weighted_error(module: LossAware, weight: torch.Tensor, curvature: torch.Tensor) -> float:
+def weighted_error(module: LAQ, weight: torch.Tensor, curvature: torch.Tensor) -> float:
     return float((curvature * (weight - plain(module, weight)).square()).sum())
 
 
@@ -208,7 +208,7 @@ def test_laq_is_near_the_best_of_all_codes(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(4, generator=generator, dtype=torch.float64)
     grid, ones = symmetric_grid(3), torch.ones(4, dtype=torch.float64)
-    module = LossAware(weight, grid, per_row=False)
+    module = LAQ(weight, grid, per_row=False)
     least, _ = best_of_all(weight, ones, grid)
     came = weighted_error(module, weight, ones)
     assert came >= least - 1e-12
@@ -222,7 +222,7 @@ def test_laq_finds_codes_and_scale_of_a_weight_on_the_grid() -> None:
     least, best = best_of_all(weight, torch.ones(4, dtype=torch.float64), symmetric_grid(3))
     assert least == 0.0
     assert best.tolist() == codes.tolist()
-    came, alpha = LossAware(weight, symmetric_grid(3), per_row=False).codes_and_scale(weight)
+    came, alpha = LAQ(weight, symmetric_grid(3), per_row=False).codes_and_scale(weight)
     assert came.tolist() == codes.tolist()
     assert alpha.item() == 0.25
 
@@ -234,7 +234,7 @@ def test_laq_alternation_step_by_step(curvature: str, per_row: bool) -> None:
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(3, 5, generator=generator, dtype=torch.float64)
     diagonal = torch.rand(3, 5, generator=generator, dtype=torch.float64) + 0.1
-    module = LossAware(weight, symmetric_grid(4), per_row, curvature)
+    module = LAQ(weight, symmetric_grid(4), per_row, curvature)
     if curvature == "adam":
         module.diagonal.copy_(diagonal)
     else:
@@ -261,11 +261,11 @@ def test_laq_alternation_step_by_step(curvature: str, per_row: bool) -> None:
 
 def test_curvature_pulls_the_scale_towards_the_weights_that_matter() -> None:
     weight = torch.tensor([1.0, 0.43, -0.71, 0.05, 0.29], dtype=torch.float64)
-    module = LossAware(weight, symmetric_grid(3), per_row=False, curvature="adam")
+    module = LAQ(weight, symmetric_grid(3), per_row=False, curvature="adam")
     before, _ = module.codes_and_scale(weight), module.diagonal.fill_(1.0)
     module.diagonal[1] = 1000.0
     after = plain(module, weight)
-    identity = LossAware(weight, symmetric_grid(3), per_row=False)
+    identity = LAQ(weight, symmetric_grid(3), per_row=False)
     assert torch.equal(before[0] * before[1], plain(identity, weight))  # D = 1 is the identity
     assert abs(after[1] - weight[1]) < abs(plain(identity, weight)[1] - weight[1])
     codes, alpha = module.codes_and_scale(weight)
@@ -277,7 +277,7 @@ def test_curvature_pulls_the_scale_towards_the_weights_that_matter() -> None:
 def test_laq_of_zeros_is_zero_with_a_valid_step(per_row: bool, curvature: str) -> None:
     # The padding row of a word embedding is all zeros in most checkpoints.
     weight = torch.zeros(2, 3)
-    codes, alpha = LossAware(weight, symmetric_grid(4), per_row, curvature).codes_and_scale(weight)
+    codes, alpha = LAQ(weight, symmetric_grid(4), per_row, curvature).codes_and_scale(weight)
     assert codes.abs().sum() == 0
     assert bool((alpha > 0).all())
     assert bool(alpha.isfinite().all())
@@ -285,14 +285,14 @@ def test_laq_of_zeros_is_zero_with_a_valid_step(per_row: bool, curvature: str) -
 
 def test_laq_zero_row_does_not_disturb_its_neighbours() -> None:
     weight = torch.tensor([[0.0, 0.0, 0.0], [0.7, -0.2, 0.1]], dtype=torch.float64)
-    codes, alpha = LossAware(weight, symmetric_grid(4), per_row=True).codes_and_scale(weight)
+    codes, alpha = LAQ(weight, symmetric_grid(4), per_row=True).codes_and_scale(weight)
     assert codes.tolist() == [[0, 0, 0], [7, -2, 1]]
     assert alpha[1].item() == pytest.approx(0.1, rel=1e-12)
 
 
 def test_laq_does_not_drift_when_it_is_called_again() -> None:
     weight = torch.randn(6, 7, generator=torch.Generator().manual_seed(2))
-    module = LossAware(weight, symmetric_grid(4), per_row=False)
+    module = LAQ(weight, symmetric_grid(4), per_row=False)
     first, second = module.codes_and_scale(weight), module.codes_and_scale(weight)
     assert torch.equal(first[0], second[0])
     assert torch.equal(first[1], second[1])
@@ -311,7 +311,7 @@ def test_a_weight_on_the_grid_keeps_its_codes(bits: int, bound: int, per_row: bo
     weight = codes * 0.25
     module = make_weight_quantizer(weight, bits, per_row)
     if isinstance(
-        module, LearnedStep
+        module, LearnedScale
     ):  # the step is searched on a coarse grid, then learned: put it on the spot
         nn.init.constant_(module.log_scale, torch.tensor(0.25, dtype=torch.float64).log().item())
         weight = codes * module.scale.detach()
@@ -374,14 +374,14 @@ def test_rows_after_the_lookup_equal_the_rows_of_the_table(bits: int, rows: int,
 @pytest.mark.parametrize(
     ("bits", "asked", "expected"),
     [
-        (2, "auto", Ternary),
-        (3, "auto", LearnedStep),
-        (4, "auto", LossAware),
-        (8, "auto", LearnedStep),
-        (2, "laq", LossAware),
-        (2, "uniform", LearnedStep),
-        (8, "laq", LossAware),
-        (2, "twn", Ternary),
+        (2, "auto", TWN),
+        (3, "auto", LearnedScale),
+        (4, "auto", LAQ),
+        (8, "auto", LearnedScale),
+        (2, "laq", LAQ),
+        (2, "uniform", LearnedScale),
+        (8, "laq", LAQ),
+        (2, "twn", TWN),
     ],
 )
 def test_the_quantizer_follows_the_bits_or_the_wish(bits: int, asked: str, expected: type) -> None:

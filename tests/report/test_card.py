@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from a_result import Page, front_matter, metrics, write
 
-from mrem_deploy.base import files
+from mrem_deploy.base import files, format
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.report import summary
 from mrem_deploy.report.plots import ends, finite
@@ -121,7 +121,7 @@ def test_local_paths_are_cut_to_their_last_part(description: str | None, shown: 
     ],
 )
 def test_duration(seconds: float | None, shown: str) -> None:
-    assert summary.duration(seconds) == shown
+    assert format.duration(seconds) == shown
 
 
 def test_bits_in_words() -> None:

@@ -10,7 +10,7 @@ from tiny_models import ARCHITECTURES, tiny_batch, tiny_model
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.models.architectures import anatomy
-from mrem_deploy.quant.layers import QuantSpec
+from mrem_deploy.quant.spec import QuantSpec
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.reproduce.gobo import find_dictionary, find_outliers, gobo_model, gobo_weight
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import HEAD_NAMES, tiny_batch, tiny_pair
 
-from mrem_deploy.models.architectures import PartOutput, carve
+from mrem_deploy.models.parts import PartOutput, carve
 from mrem_deploy.train.loss import reconstruction_terms, token_mse, valid_mse
 
 

@@ -17,10 +17,12 @@ from tiny_models import (
 )
 from torch import nn
 
-from mrem_deploy.models.architectures import anatomy, carve
-from mrem_deploy.quant.layers import QuantSpec
+from mrem_deploy.models.architectures import anatomy
+from mrem_deploy.models.parts import carve
+from mrem_deploy.quant.spec import QuantSpec
 from mrem_deploy.train.loss import reconstruction_terms
-from mrem_deploy.train.module import ADAM_BETAS, ADAM_EPS, LocalOptimizer, ModuleTrainer, teacher_forcing
+from mrem_deploy.train.module import ModuleTrainer, teacher_forcing
+from mrem_deploy.train.optimizer import ADAM_BETAS, ADAM_EPS, LocalOptimizer
 
 Trainers = list[ModuleTrainer]
 

@@ -23,13 +23,13 @@ from tiny_models import (
 )
 
 from mrem_deploy.data.encoded import sorted_batches
-from mrem_deploy.models.architectures import carve
-from mrem_deploy.quant.layers import QuantSpec
+from mrem_deploy.models.parts import carve
+from mrem_deploy.quant.spec import QuantSpec
 from mrem_deploy.train import checkpoint
 from mrem_deploy.train.checkpoint import CheckpointStore
 from mrem_deploy.train.module import ModuleTrainer
-from mrem_deploy.train.mrem_s import CacheSettings, Streams, train_sequential
-from mrem_deploy.train.streams import ActivationCache
+from mrem_deploy.train.mrem_s import train_mrem_s
+from mrem_deploy.train.streams import ActivationCache, CacheSettings, Streams
 
 IN_MEMORY, ON_DISK = CacheSettings(100.0), CacheSettings(0.0)
 EVERY_BLOCK = [0, 1, 2, 3]
@@ -57,7 +57,7 @@ def run(
     """A student made anew, as a new process would make it, and trained."""
     teacher, student = tiny_pair(kind, spec=spec)
     before = state_of(teacher)
-    log = train_sequential(
+    log = train_mrem_s(
         teacher,
         student,
         cuts,
@@ -128,7 +128,7 @@ def test_explicit_cuts_are_taken_as_given() -> None:
 def test_training_lowers_the_loss_of_each_module(spec: QuantSpec) -> None:
     """One batch holds all the examples, so that one step's loss compares with another's."""
     teacher, student = tiny_pair(spec=spec)
-    log = train_sequential(
+    log = train_mrem_s(
         teacher, student, EVERY_BLOCK, tiny_encoded(), settings(steps=15, batch_size=12), IN_MEMORY
     )
     for name, curve in log.curves.items():

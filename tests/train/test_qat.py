@@ -28,7 +28,8 @@ from torch.nn import functional as F
 
 from mrem_deploy import pipeline
 from mrem_deploy.base import cli
-from mrem_deploy.models.architectures import PartOutput, anatomy, carve
+from mrem_deploy.models.architectures import anatomy
+from mrem_deploy.models.parts import PartOutput, carve
 from mrem_deploy.quant import artifact
 from mrem_deploy.train import qat
 from mrem_deploy.train.checkpoint import CheckpointStore

@@ -20,13 +20,15 @@ from tiny_models import (
 )
 from torch import nn
 
-from mrem_deploy.models.architectures import carve
-from mrem_deploy.quant.layers import Matmul, QuantEmbedding, QuantLinear, QuantSpec
+from mrem_deploy.models.parts import carve
+from mrem_deploy.quant.layers import Matmul, QuantEmbedding, QuantLinear
+from mrem_deploy.quant.spec import QuantSpec
 from mrem_deploy.train import checkpoint, rem
 from mrem_deploy.train.checkpoint import CheckpointStore
-from mrem_deploy.train.module import LocalOptimizer
-from mrem_deploy.train.mrem_s import CacheSettings, Streams, TrainLog
+from mrem_deploy.train.job import TrainLog
+from mrem_deploy.train.optimizer import LocalOptimizer
 from mrem_deploy.train.rem import find_units, train_rem
+from mrem_deploy.train.streams import CacheSettings, Streams
 
 IN_MEMORY, ON_DISK = CacheSettings(100.0), CacheSettings(0.0)
 EVERY_BLOCK = [0, 1, 2, 3]

@@ -19,7 +19,7 @@ from tiny_job import workshop_in
 from mrem_deploy import pipeline
 from mrem_deploy.base import cli
 from mrem_deploy.quant import artifact
-from mrem_deploy.train import checkpoint, mrem_s, rem
+from mrem_deploy.train import checkpoint, rem, streams
 from mrem_deploy.train.module import ModuleTrainer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +73,7 @@ MOMENTS: dict[str, tuple[Any, str, int, int]] = {
     "before any checkpoint": (ModuleTrainer, "step", 4, 20),
     "between checkpoints": (ModuleTrainer, "step", 7, 16),
     "half of a checkpoint": (checkpoint, "save_file", 2, 16),
-    "between modules": (mrem_s.Streams, "advance", 1, 10),
+    "between modules": (streams.Streams, "advance", 1, 10),
     "second module": (ModuleTrainer, "step", 19, 2),
     "before the evaluation": (pipeline, "evaluate", 1, 0),
     "half of the result": (artifact, "save_file", 1, 0),

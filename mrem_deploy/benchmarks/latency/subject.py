@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.progress import say
 from mrem_deploy.benchmarks.geometry import Geometry, random_model, random_tokens
-from mrem_deploy.data.encoded import Encoded, encode
+from mrem_deploy.data.encoded import Encoded
 from mrem_deploy.data.task_data import Columns, open_task, sample
+from mrem_deploy.data.texts import encode
 from mrem_deploy.models.loading import load_model, longest_input
 from mrem_deploy.pipeline import make_student
 from mrem_deploy.quant import artifact

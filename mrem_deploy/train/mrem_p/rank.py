@@ -21,9 +21,10 @@ from transformers import PreTrainedModel
 
 from mrem_deploy.base.progress import say
 from mrem_deploy.data.encoded import Encoded
-from mrem_deploy.models.architectures import carve
+from mrem_deploy.models.parts import carve
 from mrem_deploy.train.checkpoint import CheckpointStore
-from mrem_deploy.train.module import ModuleTrainer, TrainSettings
+from mrem_deploy.train.job import TrainLog, TrainSettings
+from mrem_deploy.train.module import ModuleTrainer
 from mrem_deploy.train.mrem_p.checkpoints import AtOwnPace, Checkpoints, InStep
 from mrem_deploy.train.mrem_p.crew import Crew, modules_of, owner_of
 from mrem_deploy.train.mrem_p.edge import ConnectionLost, EdgeReceiver, EdgeSender, LocalOutlet, Wire
@@ -31,7 +32,6 @@ from mrem_deploy.train.mrem_p.schedule import Action, Plan
 from mrem_deploy.train.mrem_p.shards import HeldParts
 from mrem_deploy.train.mrem_p.status import StatusBoard
 from mrem_deploy.train.mrem_p.worker import ModuleWorker, Seconds
-from mrem_deploy.train.mrem_s import TrainLog
 
 WAIT_SECONDS = 0.2  # between looks at what no notification tells, such as a lost connection
 # A neighbour that dies takes its connections along; its own error shall be the one that is shown.
@@ -52,7 +52,7 @@ class ParallelSettings:
         return Plan(steps, self.staleness, self.lockstep)
 
 
-def train_parallel(
+def train_mrem_p(
     crew: Crew,
     teacher: PreTrainedModel,
     student: PreTrainedModel,

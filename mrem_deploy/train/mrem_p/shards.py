@@ -12,9 +12,9 @@ from dataclasses import astuple
 import torch
 from torch import nn
 
-from mrem_deploy.models.architectures import Part
+from mrem_deploy.models.parts import Part
 from mrem_deploy.numerics import Grid
-from mrem_deploy.quant.quantizers import LearnedStep
+from mrem_deploy.quant.quantizers import LearnedScale
 from mrem_deploy.train.mrem_p.crew import Crew, gather, owner_of
 
 
@@ -56,14 +56,14 @@ class HeldParts:
         return self._owner(index) == self._crew.rank
 
 
-def share_steps(crew: Crew, own: dict[str, LearnedStep]) -> dict[str, LearnedStep]:
+def share_scales(crew: Crew, own: dict[str, LearnedScale]) -> dict[str, LearnedScale]:
     """Everyone's initialised quantizers, from those that each has searched; numbers arrive to the bit."""
     plain = {name: [step.log_scale.tolist(), astuple(step.grid)] for name, step in own.items()}
     steps = dict(own)
     for theirs in crew.exchange("the step sizes", plain):
         for name, (log_scale, grid) in theirs.items():
             if name not in own:
-                steps[name] = LearnedStep(torch.ones(()), Grid(*grid))
+                steps[name] = LearnedScale(torch.ones(()), Grid(*grid))
                 steps[name].log_scale.data = torch.tensor(log_scale)
     return steps
 

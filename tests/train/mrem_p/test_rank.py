@@ -19,14 +19,16 @@ from tiny_models import (
     tiny_pair,
 )
 
-from mrem_deploy.models.architectures import carve
+from mrem_deploy.models.parts import carve
 from mrem_deploy.train.checkpoint import CheckpointStore
+from mrem_deploy.train.job import TrainLog
 from mrem_deploy.train.module import ModuleTrainer
 from mrem_deploy.train.mrem_p import shards
 from mrem_deploy.train.mrem_p.crew import Crew, modules_of, owner_of
-from mrem_deploy.train.mrem_p.rank import ParallelSettings, train_parallel
+from mrem_deploy.train.mrem_p.rank import ParallelSettings, train_mrem_p
 from mrem_deploy.train.mrem_p.shards import HeldParts
-from mrem_deploy.train.mrem_s import CacheSettings, TrainLog, train_sequential
+from mrem_deploy.train.mrem_s import train_mrem_s
+from mrem_deploy.train.streams import CacheSettings
 
 EVERY_BLOCK = [0, 1, 2, 3]
 STEPS = 6
@@ -48,7 +50,7 @@ def run(
     teacher, student = tiny_pair(kind)
     chosen = ParallelSettings(**{"staleness": 3} | parallel)
     given = settings(steps=steps)
-    log = train_parallel(Crew(), teacher, student, cuts, tiny_encoded(kind), given, chosen, store, 2)
+    log = train_mrem_p(Crew(), teacher, student, cuts, tiny_encoded(kind), given, chosen, store, 2)
     return Run(state_of(student), log)
 
 
@@ -77,7 +79,7 @@ def forcings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool, float]]:
 def test_one_module_gives_the_numbers_of_mrem_s(kind: str, lockstep: bool) -> None:
     came = run([0, 3], kind, lockstep=lockstep)
     teacher, student = tiny_pair(kind)
-    log = train_sequential(teacher, student, [0, 3], tiny_encoded(kind), settings(), CacheSettings(1e9))
+    log = train_mrem_s(teacher, student, [0, 3], tiny_encoded(kind), settings(), CacheSettings(1e9))
     assert_same_state(came.state, state_of(student))
     assert came.log.curves == log.curves
 

@@ -1,0 +1,57 @@
+"""The labels of a data set and those of a model's head, brought together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.data.sources import listing
+from mrem_deploy.data.tasks import Task
+
+CLASSES = ("classification", "token-classification")  # kinds whose labels have names
+
+
+def label_order(names: Sequence[str], model_config: Any, task: Task) -> np.ndarray:
+    """For each label of the data, its index in the model's output.
+
+    1. By name, where the model's configuration has real names (case and - or _ do not matter).
+    2. Labels that are numbers: by their value.
+    3. By position, where the model's names are LABEL_0, LABEL_1, … and the numbers of labels agree.
+
+    A task whose labels come from the data may use fewer labels than the model has (1 and 2); any
+    other difference is an error. A regression gives [0]; no labels give an empty array.
+    """
+    theirs = [str(model_config.id2label[i]) for i in range(len(model_config.id2label))]
+    if task.kind == "regression":
+        if len(theirs) == 1:
+            return np.zeros(1, dtype=np.int64)
+        raise UserError(
+            f"{task.name} is a regression and needs a model with 1 output; "
+            f"this one has {len(theirs)} ({listing(theirs)}).",
+            "Give a model fine-tuned on this task, or check --task.",
+        )
+    if task.kind not in CLASSES or not names:
+        return np.zeros(0, dtype=np.int64)
+    index = {_spelling(name): i for i, name in enumerate(theirs)}
+    fits = len(names) == len(theirs) or (len(names) < len(theirs) and not task.labels)
+    if fits and all(_spelling(name) in index for name in names):
+        return np.array([index[_spelling(name)] for name in names], dtype=np.int64)
+    if fits and all(name.isdecimal() and int(name) < len(theirs) for name in names):
+        return np.array([int(name) for name in names], dtype=np.int64)
+    nameless = all(re.fullmatch(rf"(label_)?{i}", _spelling(name)) for i, name in enumerate(theirs))
+    if nameless and len(names) == len(theirs) and not any(name.isdecimal() for name in names):
+        return np.arange(len(names), dtype=np.int64)
+    raise UserError(
+        f"The labels do not fit: the data has {len(names)} ({listing(names)}), "
+        f"the model has {len(theirs)} ({listing(theirs)}).",
+        "Give the model that was fine-tuned on this task, or, if only the names differ, "
+        "write the data's names into id2label of the model's config.json.",
+    )
+
+
+def _spelling(name: str) -> str:
+    return re.sub(r"[\s_-]+", "_", name.strip().casefold())

@@ -1,0 +1,96 @@
+"""Quantizers into a model: which layers and operands get them, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
+
+from mrem_deploy.models.architectures import Anatomy, anatomy
+from mrem_deploy.quant.layers import ATTENTION, Matmul, QuantEmbedding, QuantLinear, _RegisteredMPNetAttention
+from mrem_deploy.quant.quantizers import LearnedScale
+from mrem_deploy.quant.spec import QuantSpec
+
+
+def quantize_hidden(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Pre-hook of an attention module: its q, k and v projections read one quantized tensor."""
+    if args:
+        return (module.input_quantizer(args[0]), *args[1:]), kwargs
+    return args, {**kwargs, "hidden_states": module.input_quantizer(kwargs["hidden_states"])}
+
+
+def prepare(model: PreTrainedModel, attention_function: str = ATTENTION) -> Anatomy:
+    """Give the model our attention function (or another registered one) with plain products; its
+    outputs stay the same."""
+    found = anatomy(model)
+    model.config._attn_implementation = attention_function
+    for name in found.attentions:
+        attention = model.get_submodule(name)
+        if isinstance(attention, MPNetSelfAttention):
+            attention.__class__ = _RegisteredMPNetAttention
+            attention.attention_function = attention_function
+        attention.scores, attention.context = Matmul(), Matmul()
+    return found
+
+
+def activation_points(found: Anatomy, spec: QuantSpec) -> dict[str, bool]:
+    """Name of every activation quantizer -> whether it is asymmetric (before `--symmetric`)."""
+    points: dict[str, bool] = {}
+    for name in found.linears:
+        if not spec.keeps(name):
+            owner = found.shared_inputs.get(name, name)
+            points[f"{owner}.input_quantizer"] = name in found.positive_inputs
+    for name in found.attentions:
+        if not spec.keeps(name):
+            points[f"{name}.scores.left"] = points[f"{name}.scores.right"] = False
+            points[f"{name}.context.left"] = True
+            points[f"{name}.context.right"] = False
+    return {name: asymmetric and not spec.symmetric for name, asymmetric in points.items()}
+
+
+def insert_quantizers(model: PreTrainedModel, spec: QuantSpec, steps: dict[str, LearnedScale]) -> None:
+    """Turn a prepared model into the fake-quant model, in place.
+
+    `steps` holds the initialised activation quantizers by the names of `activation_points`.
+    Rules: (1) every linear but the head, and the word embedding, unless `keep_fp` matches its
+    name; (2) q, k, v share the input quantizer of their attention module; (3) 32 bits mean
+    identity; (4) the word embedding is always quantized per row. Where `keep_fp` spares one of q, k
+    and v, it still reads the tensor quantized for the others.
+    """
+    found = anatomy(model)
+    for name in found.linears:
+        if spec.keeps(name):
+            continue
+        owner = found.shared_inputs.get(name)
+        shared = steps.get(f"{owner}.input_quantizer") if owner else None
+        step = nn.Identity() if owner else steps.get(f"{name}.input_quantizer", nn.Identity())
+        linear = model.get_submodule(name)
+        quantizer = spec.weight_quantizer_of(name, linear.weight)
+        replace_module(model, name, QuantLinear(linear, quantizer, step, shared))
+    for name in found.attentions:
+        attention = model.get_submodule(name)
+        shared = steps.get(f"{name}.input_quantizer")
+        if shared is not None and name in found.shared_inputs.values():
+            attention.input_quantizer = shared
+            attention.register_forward_pre_hook(quantize_hidden, with_kwargs=True)
+        for product in ("scores", "context"):
+            sides = (steps.get(f"{name}.{product}.{side}") for side in ("left", "right"))
+            setattr(attention, product, Matmul(*sides))
+    embedding = model.get_submodule(found.word_embedding)
+    embedding.sparse = True  # also at full precision only rows that occur are updated
+    quantizer = spec.embedding_quantizer_of(found.word_embedding, embedding.weight)
+    if not isinstance(quantizer, nn.Identity):
+        replace_module(model, found.word_embedding, QuantEmbedding(embedding, quantizer))
+
+
+def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, new)
+
+
+def quantized_names(model: nn.Module) -> Sequence[str]:
+    """Names of the layers whose weight is quantized, in order."""
+    return [name for name, part in model.named_modules() if isinstance(part, QuantLinear | QuantEmbedding)]
