@@ -1,0 +1,92 @@
+"""What models score on the evaluation splits, as types; `metrics.json` and `validation.json` hold the same.
+
+`to_dict` writes the keys of those files in their order. `from_dict` also reads files that lack some of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+FULL_PRECISION, QUANTIZED, ONNX = "full_precision", "quantized", "onnx"
+MODELS = (FULL_PRECISION, QUANTIZED, ONNX)  # in the order of every table
+
+
+@dataclass(frozen=True)
+class SplitScores:
+    """One evaluation split: the metrics of every model, and how sure the change by quantization is."""
+
+    examples: int
+    digest: str = ""  # names the tokens of the split
+    windows: int | None = None  # where an example is more than one of them
+    scores: dict[str, dict[str, float]] = field(default_factory=dict)  # model -> metric -> percent
+    lost: int | None = None  # examples that only full precision gets right
+    gained: int | None = None  # examples that only the quantized model gets right
+    paired: str = "accuracy"  # the metric that `lost` and `gained` count
+    change: dict[str, dict[str, float]] = field(default_factory=dict)  # metric -> change with its error
+
+    def score(self, model: str, metric: str) -> float | None:
+        return self.scores.get(model, {}).get(metric)
+
+    def to_dict(self) -> dict[str, Any]:
+        result: dict[str, Any] = {"examples": self.examples, "digest": self.digest}
+        if self.windows is not None:
+            result["windows"] = self.windows
+        result |= self.scores
+        if self.lost is not None and self.gained is not None:
+            result |= {"lost": self.lost, "gained": self.gained}
+            result |= {"paired": self.paired} if self.paired != "accuracy" else {}
+        return result | ({"change": self.change} if self.change else {})
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> SplitScores:
+        return cls(
+            examples=content.get("examples", 0),
+            digest=content.get("digest", ""),
+            windows=content.get("windows"),
+            scores={model: dict(content[model]) for model in MODELS if content.get(model)},
+            lost=content.get("lost"),
+            gained=content.get("gained"),
+            paired=content.get("paired", "accuracy"),
+            change=content.get("change") or {},
+        )
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The task's metric of every model on the first split, and all metrics of all splits."""
+
+    metric: str
+    splits: dict[str, SplitScores] = field(default_factory=dict)
+    quoted: dict[str, float] = field(default_factory=dict)  # model -> the headline
+
+    @property
+    def full_precision(self) -> float | None:
+        return self.quoted.get(FULL_PRECISION)
+
+    @property
+    def quantized(self) -> float | None:
+        return self.quoted.get(QUANTIZED)
+
+    @property
+    def onnx(self) -> float | None:
+        return self.quoted.get(ONNX)
+
+    @property
+    def change(self) -> float | None:
+        """Points that quantization gains or, as usual, loses."""
+        full, quantized = self.full_precision, self.quantized
+        return None if full is None or quantized is None else quantized - full
+
+    def to_dict(self) -> dict[str, Any]:
+        splits = {name: split.to_dict() for name, split in self.splits.items()}
+        return {"metric": self.metric, **self.quoted, "splits": splits}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Accuracy:
+        return cls(
+            metric=str(content.get("metric", "")),
+            splits={name: SplitScores.from_dict(s) for name, s in (content.get("splits") or {}).items()},
+            quoted={model: content[model] for model in MODELS if content.get(model) is not None},
+        )
