@@ -188,6 +188,14 @@ def test_the_digest_follows_what_decides_the_result(name: str) -> None:
     assert same == (name in (*of_no_weight, "workers", "max_restarts", "worker_timeout"))
 
 
+def test_the_digest_of_a_recipe_stays() -> None:
+    """Checkpoints of interrupted runs are found by it, also by a later version."""
+    plain = Recipe(model="m", task="sst2", data="d", out="o")
+    assert plain.digest() == "250bc9f395263924"
+    other = Recipe(model="m", task="squad", data="d", out="o", bits="2-2-8", method="mrem-p", keep_fp=("a*",))
+    assert other.digest() == "2ffb038fb66d34fa"
+
+
 def test_a_recipe_does_not_change() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Recipe().steps = 1  # type: ignore[misc]
