@@ -14,6 +14,7 @@ from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
 
 VERBS = {
+    "compare": "accuracy, size and speed of results next to onnxruntime's own quantizers, in one picture",
     "footprint": "peak memory of a quantized training step, fused ops against ordinary autograd",
     "kernels": "fake quantization by the C++ kernels against eager, PyTorch's own op and torch.compile",
     "latency": "exported models against ORT fp32, its quantizers and other runtimes: latency, memory, size",
@@ -25,6 +26,7 @@ VERBS = {
 MODULES = {"latency": "latency.verb"}  # where the verb is not the module
 EXAMPLES = """\
 examples:
+  python -m mrem_deploy.benchmark compare result --out results
   python -m mrem_deploy.benchmark kernels --threads 1
   python -m mrem_deploy.benchmark latency result --out results
   python -m mrem_deploy.benchmark memory --quick

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.base.files import atomic_file, explained, write_json
+from mrem_deploy.base.files import atomic_file, explained, write_json, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,6 +27,9 @@ class Result:
     table: str
     summary: str
     draw: Callable[[], Figure]
+    formats: tuple[str, ...] = ("png",)  # of the plot
+    markdown: str | None = None  # NAME.md, for a benchmark whose table goes into a document
+    drawn_again: bool = False  # the numbers come from a file: they are not written once more
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -70,23 +73,33 @@ def load_average() -> list[float] | None:
 
 
 def write(result: Result, folder: Path, environment: dict[str, Any], load: list[float] | None) -> list[Path]:
-    """NAME.json and NAME.png; returns their paths."""
+    """NAME.json, the plot and, where there is one, NAME.md; returns their paths."""
     from mrem_deploy.report.plots import plot_style
 
-    numbers, picture = folder / f"{result.name}.json", folder / f"{result.name}.png"
-    write_json(
-        numbers,
-        {
-            "format": FORMAT,
-            "benchmark": result.name,
-            "date": environment["date"],
-            "summary": result.summary,
-            "settings": result.settings,
-            "rows": result.rows,
-            "load_average_before": load,
-            "environment": environment,
-        },
-    )
-    with plot_style(), atomic_file(picture) as temporary:
-        result.draw().savefig(temporary, format="png", dpi=160, facecolor="white")
-    return [numbers, picture]
+    numbers = folder / f"{result.name}.json"
+    written = []
+    if not result.drawn_again:
+        written.append(numbers)
+        write_json(
+            numbers,
+            {
+                "format": FORMAT,
+                "benchmark": result.name,
+                "date": environment["date"],
+                "summary": result.summary,
+                "settings": result.settings,
+                "rows": result.rows,
+                "load_average_before": load,
+                "environment": environment,
+            },
+        )
+    if result.markdown is not None:
+        written.append(folder / f"{result.name}.md")
+        write_text(written[-1], result.markdown)
+    with plot_style():
+        figure = result.draw()
+        for kind in result.formats:
+            written.append(folder / f"{result.name}.{kind}")
+            with atomic_file(written[-1]) as temporary:
+                figure.savefig(temporary, format=kind, dpi=160, facecolor="white")
+    return written
