@@ -12,7 +12,6 @@ from typing import Any
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.benchmarks.geometry import POSITIONS, SPELLING, parse_geometry
-from mrem_deploy.recipe import parse_bits
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,8 @@ def several(read: Callable[[str], Any], flag: str, example: str) -> Callable[[st
 
 def bits(text: str) -> str:
     """An argparse type: W-E-A, checked."""
+    from mrem_deploy.recipe import parse_bits  # not needed for --help
+
     parse_bits(text)
     return text
 
