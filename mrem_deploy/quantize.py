@@ -13,38 +13,43 @@ from mrem_deploy.base import cli
 
 EXAMPLES = """\
 examples:
-  python -m mrem_deploy.quantize
-      the built-in example: a small encoder, fine-tuned on movie reviews, to 4 bits (minutes, on two cores)
-  python -m mrem_deploy.quantize --model my-bert-sst2 --task sst2 --data glue/SST-2 --out result
-  python -m mrem_deploy.quantize --model my-bert --task text-classification --data reviews.csv \\
+  mrem quantize
+      the built-in example: a small encoder, fine-tuned on movie reviews, to 4 bits (minutes on two cores)
+  mrem quantize --model my-bert-sst2 --task sst2 --data glue/SST-2 --out result
+  mrem quantize --model my-bert --task text-classification --data reviews.csv \\
       --text-column review --label-column stars --bits 2-2-8 --steps 500 --out result
-  python -m mrem_deploy.quantize --model my-embedder --task feature-extraction \\
-      --data sentences.txt --out result
-  python -m mrem_deploy.quantize --model my-bert --task mnli --data glue/MNLI --method mrem-p --modules 4 \\
-      --out result      (all modules at once, a worker process for each)
-  python -m mrem_deploy.quantize --model my-bert --task mnli --data glue/MNLI --bits auto --budget-mb 40 \\
-      --out result      (2, 4 or 8 bits for every layer, by sensitivity, within 40 MiB)
-  python -m mrem_deploy.quantize --config result/recipe.yaml --out again      (the same run once more)
-  python -m mrem_deploy.quantize --config result/recipe.yaml --resume         (after an interruption)
+  mrem quantize --model my-embedder --task feature-extraction --data sentences.txt --out result
+  mrem quantize --model my-bert --task mnli --data glue/MNLI --method mrem-p --modules 4 --out result
+      trains all modules at once, each in a separate process
+  mrem quantize --model my-bert --task mnli --data glue/MNLI --bits auto --budget-mb 40 --out result
+      chooses 2, 4 or 8 bits for each layer by its sensitivity, within 40 MiB
+  mrem quantize --config result/recipe.yaml --out again      (the same run once more)
+  mrem quantize --config result/recipe.yaml --resume         (continue after an interruption)
+
+`mrem quantize` is the same as `python -m mrem_deploy.quantize`. All options: docs/recipe.md
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
-    from mrem_deploy.recipe import add_options
+    from mrem_deploy.base.options import add_options
+    from mrem_deploy.recipe import GROUPS, Recipe
 
     parser = argparse.ArgumentParser(
         prog="mrem quantize",
-        description="Quantize a fine-tuned BERT-type model by module-wise reconstruction error minimization.",
+        usage="mrem quantize [--model MODEL --task TASK --data DATA --out OUT] [options]",
+        description="Quantize a fine-tuned BERT-type model to few bits, measure it and export it to ONNX.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--config", metavar="YAML", help="recipe file; options on the command line override it"
+        "--config",
+        metavar="YAML",
+        help="recipe file to start from; options given here override it",
     )
     parser.add_argument(
         "--resume", action="store_true", help="continue an interrupted run of the same recipe"
     )
-    add_options(parser)
+    add_options(parser, Recipe, GROUPS)
     return parser
 
 

@@ -1,184 +1,297 @@
-"""The recipe: every option of a quantization run, frozen and validated on construction.
+"""The recipe: every option of a quantization run, frozen and checked when it is made.
 
-A field here is an option of the command line and a key of the YAML recipe at once; its help text
-stands beside it. Unknown keys are refused.
+A field here is an option of the command line and a key of the YAML recipe at once; its help text stands
+next to it. Loads no torch, so that `--help` is quick.
+
+Note: the order of the fields is the order of the keys in recipe.yaml. `--help` and docs/recipe.md sort them
+by group.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import hashlib
 import json
-import os
-import types
-import typing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.data.tasks import defaults_of
+from mrem_deploy.base.options import bad_value, check_options, convert_all, flag, option, read_yaml
+from mrem_deploy.data.tasks import TASKS, Defaults, defaults_of
 from mrem_deploy.kernels.backends import CHOICES as BACKENDS
-from mrem_deploy.numerics import ACTIVATION_BITS, EMBEDDING_BITS, FULL_PRECISION, WEIGHT_BITS
+from mrem_deploy.numerics import FULL_PRECISION
 from mrem_deploy.quant.quantizers import WEIGHT_QUANTIZERS
 from mrem_deploy.quant.spec import QuantSpec
+from mrem_deploy.recipe_values import module_count as module_count
+from mrem_deploy.recipe_values import parse_bits as parse_bits
+from mrem_deploy.recipe_values import parse_epochs as parse_epochs
+from mrem_deploy.recipe_values import parse_megabytes as parse_megabytes
+from mrem_deploy.recipe_values import parse_modules as parse_modules
 
 METHODS = ("mrem-s", "mrem-p", "rem", "ptq", "qat")
 SENSITIVITIES = ("error", "hessian")
-AUTO = "auto"
 CURVATURES = ("identity", "adam")
-BY_TASK = ("steps", "lr", "max_length")  # their defaults are in tasks.Defaults, filled in on construction
+AUTO = "auto"
+
+# The groups of options in the order of `--help`, and what holds for the entire group.
+MODEL, BITS, TRAINING, MREM_P = "model and data", "bits", "training", "mrem-p"
+QAT, OUTPUT, MACHINE = "qat", "output", "machine"
+GROUPS = {
+    MODEL: "",
+    BITS: "",
+    TRAINING: "",
+    MREM_P: "only with --method mrem-p",
+    QAT: "only with --method qat",
+    OUTPUT: "",
+    MACHINE: "",
+}
 
 
-def option(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
-    return field(default=default, metadata={"help": help, "choices": choices})
+def _by_task(name: str) -> str:
+    """The defaults of an option as help shows them: the usual one, then those of tasks with another."""
+    usual = getattr(Defaults(), name)
+    others: dict[Any, list[str]] = {}
+    for task in TASKS.values():
+        others.setdefault(getattr(task.defaults, name), []).append(task.name)
+    others.pop(usual, None)
+    return "; ".join([str(usual), *(f"{' and '.join(tasks)} {value}" for value, tasks in others.items())])
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to quantize, how, and where to put the result."""
+    """What to quantize, how, and where to put the result.
 
-    model: str | None = option(None, "folder or hub id of the fine-tuned model")
+    `steps`, `lr` and `max_length` take the task's default (`tasks.Defaults`) where they are not given.
+    """
+
+    model: str | None = option(None, "folder or hub id of the fine-tuned model", group=MODEL)
     task: str | None = option(
         None,
-        "a GLUE task (sst2, mnli, …), squad, squad_v2, text-classification or token-classification; without "
-        "labels, measured by how well the results agree: feature-extraction, token-classification (sentences "
-        "without tags) or question-answering",
+        "a GLUE task (sst2, mnli, …), squad, squad_v2, text-classification or token-classification. Without "
+        "labels: feature-extraction, token-classification (sentences without tags) or question-answering; "
+        "the score is then how well the quantized model agrees with the original",
+        group=MODEL,
     )
-    data: str | None = option(None, "folder, file or hub id of the task's data")
-    out: str | None = option(None, "folder for the result; replaced as a whole when the run succeeds")
+    data: str | None = option(None, "folder, file or hub id of the task's data", group=MODEL)
+    out: str | None = option(
+        None, "folder for the result; replaced as a whole when the run succeeds", group=OUTPUT, decides=False
+    )
     bits: str = option(
         "4-4-8",
-        "W-E-A: weights 2/3/4/8, embeddings 2/4/8, activations 4/8; 32 leaves it. auto-A: weights and "
-        "embeddings of 2/4/8 bits each, by sensitivity, to fit --budget-mb (auto is auto-8)",
+        "W-E-A: bits of weights (2, 3, 4, 8), embeddings (2, 4, 8) and activations (4, 8); 32 leaves a part "
+        "in full precision. auto-A: chooses 2, 4 or 8 bits for each weight and embedding by sensitivity, so "
+        "that the model fits --budget-mb; auto is auto-8",
+        group=BITS,
     )
-    budget_mb: float = option(0.0, "bits auto: MiB that the packed model may take, scales and all")
+    budget_mb: float = option(
+        0.0, "bits auto: MiB that the packed model may take, scales included", group=BITS, shown=""
+    )
     sensitivity: str = option(
-        "error", "bits auto: what tells how much a layer suffers from few bits", SENSITIVITIES
+        "error",
+        "bits auto: how to measure what few bits cost a layer",
+        group=BITS,
+        choices=SENSITIVITIES,
+        rare=True,
     )
-    method: str = option("mrem-s", "how the quantized model is trained", METHODS)
-    modules: str = option("4", "number of modules, or the first block of each but the first: 3,6,9")
+    method: str = option("mrem-s", "how to train the quantized model", group=TRAINING, choices=METHODS)
+    modules: str = option(
+        "4", "number of modules, or the first block of each module but the first: 3,6,9", group=TRAINING
+    )
     steps: int = option(
-        None, "training steps per module (per matrix product for rem) (default 2000; SQuAD 4000)"
+        None,
+        "training steps per module (with rem: per matmul)",
+        group=TRAINING,
+        least=1,
+        shown=_by_task("steps"),
     )
-    calib_size: int = option(4096, "sentences drawn at random from the training split; no labels needed")
-    batch_size: int = option(32, "sentences per step")
-    max_length: int = option(None, "tokens per sentence at most (default 128; SQuAD 384)")
+    calib_size: int = option(
+        4096, "sentences drawn at random from the training split; they need no labels", group=MODEL, least=1
+    )
+    batch_size: int = option(32, "sentences per training step", group=TRAINING, least=1)
+    max_length: int = option(
+        None, "longest sentence in tokens; longer ones are cut", group=MODEL, shown=_by_task("max_length")
+    )
     lr: float = option(
         None,
-        "learning rate of weights, decays linearly; 1e-3 for a few hundred steps "
-        "(default 0.0005; SQuAD 0.00025)",
+        "learning rate of the weights, decays linearly; for a few hundred steps use 1e-3",
+        group=TRAINING,
+        shown=_by_task("lr"),
     )
-    step_lr: float = option(1e-3, "learning rate of log step sizes, a relative change per step")
-    seed: int = option(0, "draws the calibration sentences and the order of batches")
-    per_channel: bool = option(False, "one weight step per output channel instead of one per matrix")
-    symmetric: bool = option(False, "no asymmetric activations (for TensorRT)")
-    keep_fp: tuple[str, ...] = option((), "name pattern of layers to leave in full precision; repeatable")
+    step_lr: float = option(
+        1e-3,
+        "learning rate of the quantizers' scales (step sizes): their relative change per training step",
+        group=TRAINING,
+        rare=True,
+    )
+    seed: int = option(0, "draws the calibration sentences and the order of batches", group=TRAINING, least=0)
+    per_channel: bool = option(
+        False, "one scale per output channel of a weight instead of one per weight", group=BITS
+    )
+    symmetric: bool = option(False, "only symmetric activations (for TensorRT)", group=BITS)
+    keep_fp: tuple[str, ...] = option(
+        (), "name pattern of layers to leave in full precision; may be repeated", group=BITS
+    )
     weight_quantizer: str = option(
-        "auto", "auto: TWN at 2 bits, LAQ at 4, learned step else", WEIGHT_QUANTIZERS
+        "auto",
+        "auto: TWN at 2 bits, LAQ at 4 bits, a learned scale at 3 and 8",
+        group=BITS,
+        choices=WEIGHT_QUANTIZERS,
+        rare=True,
     )
-    curvature: str = option("identity", "what LAQ weights errors with", CURVATURES)
-    text_column: str | None = option(None, "column of the sentence, for a file of your own")
-    text_pair_column: str | None = option(None, "column of the second sentence")
-    label_column: str | None = option(None, "column of the label")
-    eval_data: str | None = option(None, "evaluation file, where it does not lie beside the training file")
+    curvature: str = option(
+        "identity", "how LAQ weights the errors", group=BITS, choices=CURVATURES, rare=True
+    )
+    text_column: str | None = option(None, "your own file: column of the sentence", group=MODEL)
+    text_pair_column: str | None = option(None, "your own file: column of the second sentence", group=MODEL)
+    label_column: str | None = option(None, "your own file: column of the label", group=MODEL)
+    eval_data: str | None = option(
+        None, "evaluation file, where it is not next to the training file", group=MODEL
+    )
     eval_size: int = option(
-        0, "evaluate on that many random examples of the evaluation split; 0: on all of it"
+        0, "evaluate on this many random examples of the evaluation split; 0: on all", group=MODEL, least=0
     )
-    staleness: int = option(8, "mrem-p: outputs that the queue between two modules holds")
+    staleness: int = option(
+        8, "outputs that the queue between two modules holds", group=MREM_P, least=1, rare=True
+    )
     teacher_forcing: float = option(
-        0.4, "mrem-p: share of the steps until the full-precision input has faded out; 0: none"
+        0.4,
+        "share of the steps during which the full-precision input fades out; 0: no teacher forcing",
+        group=MREM_P,
     )
     deterministic: bool = option(
-        False, "mrem-p: modules in lock-step, queues of one; two runs agree exactly, but modules wait"
+        False,
+        "modules run in lock-step with queues of one: two runs agree exactly, but modules wait",
+        group=MREM_P,
     )
-    workers: int = option(0, "mrem-p: processes; 0: one per module, at most one per GPU or CPU core")
-    max_restarts: int = option(3, "mrem-p: times that all workers are started again after one died")
-    worker_timeout: int = option(600, "mrem-p: seconds to wait for another worker before giving up")
+    workers: int = option(
+        0,
+        "processes; 0: one per module, at most one per GPU or CPU core",
+        group=MREM_P,
+        least=0,
+        decides=False,
+    )
+    max_restarts: int = option(
+        3,
+        "how often to restart all workers after one died",
+        group=MREM_P,
+        least=0,
+        decides=False,
+        rare=True,
+    )
+    worker_timeout: int = option(
+        600,
+        "seconds to wait for another worker before giving up",
+        group=MREM_P,
+        least=1,
+        decides=False,
+        rare=True,
+    )
     train_size: int = option(
-        0, "qat: train on that many random sentences only; 0: on the whole training split"
+        0, "train on this many random sentences; 0: on the entire training split", group=QAT, least=0
     )
     qat_epochs: str = option(
-        "3+3", "qat: epochs of distilling the layers, then of distilling the predictions"
+        "3+3", "epochs of distilling the layers, then of distilling the predictions", group=QAT
     )
     qat_lr: float = option(
         1e-4,
-        "qat: learning rate of weights, decays linearly in each stage; 2e-5 to 5e-5 for epochs of much data",
+        "learning rate of the weights, decays linearly in each stage; with much data use 2e-5 to 5e-5",
+        group=QAT,
     )
     qat_evals: int = option(
-        1, "qat: scores on the evaluation split per epoch of the second stage, to choose by"
+        1,
+        "evaluations per epoch of the second stage; the best model is kept",
+        group=QAT,
+        least=1,
+        rare=True,
     )
-    accumulate: int = option(1, "qat: micro-batches that --batch-size is split into, to save memory")
-    init_batches: int = option(8, "batches watched to initialise the step sizes")
-    checkpoint_steps: int = option(250, "steps between checkpoints; 0: at module boundaries only")
-    cache_dir: str | None = option(None, "folder for cached activations that exceed --max-memory")
+    accumulate: int = option(
+        1, "split --batch-size into this many micro-batches, to save memory", group=QAT, least=1, rare=True
+    )
+    init_batches: int = option(8, "batches used to initialize the scales", group=TRAINING, least=1, rare=True)
+    checkpoint_steps: int = option(
+        250,
+        "steps between checkpoints; 0: only when a module is finished",
+        group=OUTPUT,
+        least=0,
+        decides=False,
+        rare=True,
+    )
+    cache_dir: str | None = option(
+        None,
+        "folder for cached activations that exceed --max-memory",
+        group=MACHINE,
+        decides=False,
+        rare=True,
+    )
     max_memory: str | None = option(
-        None, "memory for cached activations, such as 8GB; default: half of what is free"
+        None,
+        "memory for cached activations, such as 8GB",
+        group=MACHINE,
+        shown="half of the free memory",
+        decides=False,
+        rare=True,
     )
     export: str = option(
         "auto",
-        "profiles of the ONNX models to write, with commas between them, or none; auto: ort-cpu where the "
-        "packages it needs are installed",
+        "profiles of the ONNX models to write, separated by commas, or none (mrem export --help lists "
+        "them); auto: ort-cpu if the packages it needs are installed",
+        group=OUTPUT,
+        decides=False,
     )
-    validate: bool = option(True, "let the first exported model answer the evaluation split, too")
-    threads: int = option(0, "CPU threads; 0 leaves torch's choice")
-    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    validate: bool = option(
+        True, "also run the first exported model on the evaluation split", group=OUTPUT, decides=False
+    )
+    threads: int = option(0, "CPU threads; 0: torch's choice", group=MACHINE, least=0)
+    device: str = option("auto", "auto, cpu, cuda or cuda:N", group=MACHINE)
     kernels: str = option(
         "auto",
-        "what computes the quantized ops; auto: the best that this machine has (mrem doctor)",
-        BACKENDS,
+        "what computes the quantized ops; auto: the fastest on this machine (see mrem doctor)",
+        group=MACHINE,
+        choices=BACKENDS,
     )
 
     def __post_init__(self) -> None:
         if self.method == "gobo":
             raise UserError(
                 "GOBO maps weights to values that lie on no grid: they can be neither packed nor exported",
-                "it is a row of comparisons only, made in torch by mrem_deploy.reproduce.gobo.gobo_model",
+                "it is for comparison only, in torch: see mrem_deploy.reproduce.gobo.gobo_model",
             )
         defaults = defaults_of(self.task)
-        for name in BY_TASK:
+        for name in (item.name for item in dataclasses.fields(Defaults)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(defaults, name))
         parse_modules(self.modules)
         parse_epochs(self.qat_epochs)
         _check_quantizer(self)
         _check_budget(self)
-        for name in ("method", "weight_quantizer", "curvature", "sensitivity", "kernels"):
-            choices = _field(name).metadata["choices"]
-            if getattr(self, name) not in choices:
-                raise _bad(name, f"one of {', '.join(choices)}", getattr(self, name))
-        for name in ("steps", "calib_size", "batch_size", "init_batches", "staleness", "worker_timeout",
-                     "qat_evals", "accumulate"):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise _bad(name, "at least 1", getattr(self, name))
-        for name in ("seed", "checkpoint_steps", "threads", "eval_size", "workers", "max_restarts",
-                     "train_size"):  # fmt: skip
-            if getattr(self, name) < 0:
-                raise _bad(name, "0 or more", getattr(self, name))
+        check_options(self)
         for name, unset in (("train_size", 0), ("accumulate", 1)):
             if getattr(self, name) != unset and self.method != "qat":
                 raise UserError(
-                    f"--{name.replace('_', '-')} is for --method qat; the method is {self.method}",
-                    "leave it out; --calib-size and --batch-size hold for the other methods",
+                    f"{flag(name)} is for --method qat; the method is {self.method}",
+                    "leave it out; the other methods use --calib-size and --batch-size",
                 )
         if self.max_length < 3:
-            raise _bad("max_length", "at least 3 (a token between the two special ones)", self.max_length)
+            raise bad_value("max_length", "at least 3 (two special tokens and one more)", self.max_length)
         if not 0 <= self.teacher_forcing <= 1:
-            raise _bad("teacher_forcing", "a share between 0 and 1", self.teacher_forcing)
+            raise bad_value("teacher_forcing", "a share between 0 and 1", self.teacher_forcing)
         if self.method == "qat" and self.lr != defaults.lr:
-            raise UserError("--lr is for the other methods", "give --qat-lr: a whole model needs a lower one")
+            raise UserError(
+                "--lr is for the other methods; the method is qat",
+                "use --qat-lr: training the entire model needs a lower rate",
+            )
         for name in ("lr", "step_lr", "qat_lr"):
             if not 0 < getattr(self, name) < 1:
-                raise _bad(name, "a number between 0 and 1", getattr(self, name))
+                raise bad_value(name, "a number between 0 and 1", getattr(self, name))
         if self.max_memory is not None:
             parse_megabytes(self.max_memory)
 
     @property
     def spec(self) -> QuantSpec:
-        """What the layers need. With bits `auto` weights stay full precision until they are chosen."""
+        """What the layers need. With bits `auto` weights stay in full precision until bits are chosen."""
         weights, embeddings, activations = self._widths
         return QuantSpec(
             weights, embeddings, activations, self.per_channel, self.symmetric,
@@ -187,7 +300,7 @@ class Recipe:
 
     @property
     def chooses_bits(self) -> bool:
-        """Whether the bits of every layer are to be chosen under a budget."""
+        """Whether the bits of each layer are chosen to fit a budget."""
         return str(self.bits).partition("-")[0] == AUTO
 
     @property
@@ -203,14 +316,13 @@ class Recipe:
         return parse_bits(f"{FULL_PRECISION}-{FULL_PRECISION}{activations}")
 
     def identity(self) -> dict[str, Any]:
-        """What decides the quantized model: a resumed run must agree in all of it.
+        """What decides the quantized model: a resumed run must have the same values.
 
-        Threads, device and kernels are among it: they give the same integers for the same step, but a step's
-        gradient may differ in its last bit, and training carries that on.
+        Threads, device and kernels are part of it: they give the same integers for the same input, but
+        gradients may differ in the last bit, and training carries that on.
         """
-        places = {"out", "cache_dir", "max_memory", "checkpoint_steps", "export", "validate"}
-        places |= {"workers", "max_restarts", "worker_timeout"}
-        return {name: value for name, value in self.as_dict().items() if name not in places}
+        decides = {item.name for item in dataclasses.fields(self) if item.metadata["decides"]}
+        return {name: value for name, value in self.as_dict().items() if name in decides}
 
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:16]
@@ -224,34 +336,6 @@ class Recipe:
         return yaml.safe_dump(self.as_dict(), sort_keys=False, allow_unicode=True)
 
 
-def _field(name: str) -> dataclasses.Field[Any]:
-    return next(f for f in dataclasses.fields(Recipe) if f.name == name)
-
-
-def _bad(name: str, expected: str, came: Any) -> UserError:
-    return UserError(
-        f"--{name.replace('_', '-')} must be {expected}; got {came!r}", "see --help for examples"
-    )
-
-
-def parse_bits(text: str) -> tuple[int, int, int]:
-    """'4-4-8' → (4, 4, 8)."""
-    allowed = (("weights", WEIGHT_BITS), ("embeddings", EMBEDDING_BITS), ("activations", ACTIVATION_BITS))
-    parts = str(text).split("-")
-    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
-        raise UserError(
-            f"--bits must be three numbers W-E-A; got {text!r}", "for example --bits 4-4-8 or 2-2-8"
-        )
-    values = (int(parts[0]), int(parts[1]), int(parts[2]))
-    for value, (what, choices) in zip(values, allowed, strict=True):
-        if value not in choices:
-            listed = ", ".join(str(choice) for choice in choices)
-            raise UserError(
-                f"{value} bits for {what} are not supported", f"choose among {listed} (32: leave it)"
-            )
-    return values
-
-
 def _check_quantizer(recipe: Recipe) -> None:
     """TWN has two bits; the others need a grid of more than three codes to be worth it."""
     bits = AUTO if recipe.chooses_bits else recipe.spec.weight_bits
@@ -262,131 +346,25 @@ def _check_quantizer(recipe: Recipe) -> None:
 def _check_budget(recipe: Recipe) -> None:
     """A budget and bits to choose go together."""
     if not 0 <= recipe.budget_mb < float("inf"):
-        raise _bad("budget_mb", "a size in MiB", recipe.budget_mb)
+        raise bad_value("budget_mb", "a size in MiB", recipe.budget_mb)
     if recipe.chooses_bits and not recipe.budget_mb:
         raise UserError(
-            f"--bits {recipe.bits} needs a size to keep to", "give one in MiB, such as --budget-mb 12"
+            f"--bits {recipe.bits} needs a size for the model", "give it in MiB, for example --budget-mb 12"
         )
     if recipe.budget_mb and not recipe.chooses_bits:
         raise UserError(
-            f"--budget-mb has no say over --bits {recipe.bits}", "leave it out, or give --bits auto"
+            f"--budget-mb has no effect with --bits {recipe.bits}", "leave it out, or use --bits auto"
         )
-
-
-def parse_epochs(text: str) -> tuple[float, float]:
-    """'3+3' → (3.0, 3.0); one of the stages may be left out by 0."""
-    try:
-        first, second = (float(part) for part in str(text).split("+"))
-    except ValueError:
-        first = second = float("nan")
-    if not (0 <= first < 1000 and 0 <= second < 1000 and first + second > 0):
-        raise _bad("qat_epochs", "epochs of both stages, such as 3+3 or 0.5+1", text)
-    return first, second
-
-
-def parse_modules(text: str) -> int | list[int]:
-    """'4' → 4 modules; '3,6,9' → modules that begin at blocks 0, 3, 6 and 9."""
-    parts = [part for part in str(text).strip("[]").replace(" ", "").split(",") if part]
-    if not parts or not all(part.isdecimal() for part in parts) or parts == ["0"]:
-        raise UserError(
-            f"--modules must be a count or cut points; got {text!r}", "for example --modules 4 or 3,6,9"
-        )
-    return [int(part) for part in parts] if "," in str(text) else int(parts[0])
-
-
-def module_count(text: str) -> int:
-    """How many modules `--modules` asks for."""
-    modules = parse_modules(text)
-    return modules if isinstance(modules, int) else len(modules) + 1
-
-
-def parse_megabytes(text: str) -> float:
-    """'8GB' → 8192.0."""
-    units = {"GB": 1024.0, "MB": 1.0, "G": 1024.0, "M": 1.0}
-    upper = str(text).strip().upper()
-    unit = next((u for u in units if upper.endswith(u)), None)
-    try:
-        value = float(upper.removesuffix(unit)) * units[unit] if unit else float("nan")
-    except ValueError:
-        value = float("nan")
-    if not value >= 0:
-        raise UserError(
-            f"--max-memory must be a size such as 8GB or 500MB; got {text!r}", "give a number and GB or MB"
-        )
-    return value
 
 
 def from_yaml(path: Path) -> dict[str, Any]:
-    """The keys of a recipe file; a key we do not know is an error, not a silent default."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"there is no recipe file {path}", "check the path given to --config") from None
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{path} cannot be read as YAML: {error}", "see recipe.yaml in any result folder"
-        ) from error
-    values = {} if values is None else values  # an empty file
-    if not isinstance(values, dict):
-        raise UserError(f"{path} must hold `option: value` lines", "see recipe.yaml in any result folder")
-    known = {f.name for f in dataclasses.fields(Recipe)}
-    values = {str(key).replace("-", "_"): value for key, value in values.items()}
-    unknown = sorted(set(values) - known)
-    if unknown:
-        raise UserError(
-            f"{path} has unknown options: {', '.join(unknown)}", f"known are {', '.join(sorted(known))}"
-        )
-    return values
+    """The options that a recipe file sets."""
+    return read_yaml(path, Recipe)
 
 
 def make_recipe(values: dict[str, Any]) -> Recipe:
-    """A recipe from YAML or command-line values, each converted to the type of its field."""
-    hints = typing.get_type_hints(Recipe)
-    return Recipe(**{name: _convert(name, value, hints[name]) for name, value in values.items()})
-
-
-def _convert(name: str, value: Any, hint: Any) -> Any:
-    optional = isinstance(hint, types.UnionType)
-    if value is None:
-        if optional:
-            return None
-        raise _bad(name, "given", value)
-    kind = typing.get_args(hint)[0] if optional else hint
-    if kind == tuple[str, ...]:
-        items = [value] if isinstance(value, str) else value
-        if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
-            raise _bad(name, "a pattern or a list of patterns", value)
-        return tuple(items)
-    if kind is bool:
-        if not isinstance(value, bool):
-            raise _bad(name, "true or false", value)
-        return value
-    if name == "modules" and isinstance(value, list):
-        return ",".join(str(item) for item in value) + ("," if len(value) == 1 else "")
-    try:
-        # YAML reads an unquoted `yes` as true and 2024-01-01 as a date: no text, and no number either.
-        if not isinstance(value, str | int | float | os.PathLike) or isinstance(value, bool):
-            raise TypeError
-        if kind is int and (isinstance(value, os.PathLike) or int(value) != float(value)):
-            raise ValueError
-        return kind(value)
-    except (TypeError, ValueError, OverflowError):
-        raise _bad(
-            name, {int: "a whole number", float: "a number"}.get(kind, "text (in quotes)"), value
-        ) from None
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Every field of the recipe as an option; absent ones do not override the YAML file."""
-    hints = typing.get_type_hints(Recipe)
-    for item in dataclasses.fields(Recipe):
-        flag, help_text = f"--{item.name.replace('_', '-')}", item.metadata["help"]
-        default = argparse.SUPPRESS
-        if hints[item.name] is bool:
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=help_text)
-        elif item.name == "keep_fp":
-            parser.add_argument(flag, action="append", metavar="PATTERN", default=default, help=help_text)
-        else:
-            shown = "" if item.default is None else f" (default {item.default})"
-            metavar = "|".join(item.metadata["choices"]) if item.metadata["choices"] else item.name.upper()
-            parser.add_argument(flag, default=default, metavar=metavar, help=help_text + shown)
+    """A recipe from values of YAML or the command line."""
+    values = dict(values)
+    if isinstance(modules := values.get("modules"), list):  # YAML: [3, 6, 9]
+        values["modules"] = ",".join(str(item) for item in modules) + ("," if len(modules) == 1 else "")
+    return Recipe(**convert_all(Recipe, values))

@@ -24,7 +24,7 @@ LEVELS = (
     ("kernels",),
     ("data", "models"),
     ("quant",),
-    ("recipe", "recipe_options", "presets"),
+    ("recipe", "recipe_values", "presets"),
     ("train",),
     ("evaluate",),
     ("export",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,33 @@ def test_the_help_names_every_option_and_its_default(capsys: pytest.CaptureFixtu
     assert "(default 4096)" in told
     assert "mrem-s|mrem-p|rem|ptq" in told
     assert all(task in told for task in ("feature-extraction", "token-classification", "question-answering"))
+
+
+def test_the_help_is_in_groups_with_rare_options_last(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        quantize.main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    titles = [line[:-1] for line in lines if line.endswith(":") and not line.startswith(" ")]
+    groups = ["model and data", "bits", "training", "mrem-p", "qat", "output", "machine"]
+    assert titles == ["options", *groups, "examples"]
+    assert {field.metadata["group"] for field in dataclasses.fields(Recipe)} == set(groups)
+    listed = [line.split()[0].rstrip(",") for line in lines if line.startswith("  --")]
+    assert listed.index("--device") < listed.index("--cache-dir")  # the other way round in recipe.yaml
+
+
+@pytest.mark.parametrize("task", ["sst2", "squad", "squad_v2"])
+def test_the_help_shows_the_defaults_of_the_tasks(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        quantize.main(["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    recipe = Recipe(task=task)
+    for name in ("steps", "lr", "max_length"):
+        shown = str(getattr(recipe, name))
+        of_squad = re.search(rf"{flag(name)} .*?; squad and squad_v2 (\S+)\)", told)
+        usual = re.search(rf"{flag(name)} .*?\(default (\S+);", told)
+        assert of_squad is not None
+        assert usual is not None
+        assert (of_squad if task.startswith("squad") else usual)[1] == shown
 
 
 def test_no_arguments_run_the_built_in_example(monkeypatch: pytest.MonkeyPatch, captured: Any) -> None:
@@ -322,7 +350,7 @@ def test_bits_to_be_chosen() -> None:
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"bits": "auto"}, "needs a size"),
-    ({"budget_mb": 12.0}, "no say over --bits 4-4-8"),
+    ({"budget_mb": 12.0}, "no effect with --bits 4-4-8"),
     ({"bits": "auto", "budget_mb": 12.0, "weight_quantizer": "twn"}, "2-bit weights; got auto"),
     ({"train_size": 100}, "--train-size is for --method qat; the method is mrem-s"),
     ({"accumulate": 2, "method": "ptq"}, "--accumulate is for --method qat; the method is ptq"),

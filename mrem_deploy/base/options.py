@@ -1,0 +1,179 @@
+"""Fields of a dataclass that are command-line options and YAML keys at once.
+
+@dataclass(frozen=True)
+class Settings:
+    steps: int = option(2000, "training steps", group="training", least=1)
+
+add_options(parser, Settings, {"training": ""})      # --steps, under the heading "training"
+Settings(**convert_all(Settings, read_yaml(path, Settings)))
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mrem_deploy.base.errors import UserError
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    group: str,
+    choices: tuple[str, ...] | None = None,
+    least: int | None = None,
+    shown: str | None = None,
+    decides: bool = True,
+    rare: bool = False,
+) -> Any:
+    """A field that is an option.
+
+    least: the smallest number allowed.
+    shown: the default as `--help` shows it, where `default` does not say it.
+    decides: it changes the result, so a resumed run must have the same value.
+    rare: few people need it; it is listed last in its group.
+    """
+    if shown is None:
+        shown = {True: "on", False: "off"}.get(default) if isinstance(default, bool) else str(default)
+        shown = "" if default in (None, ()) else shown
+    metadata = {"help": help, "group": group, "choices": choices, "least": least}
+    return dataclasses.field(
+        default=default, metadata=metadata | {"shown": shown, "decides": decides, "rare": rare}
+    )
+
+
+def flag(name: str) -> str:
+    """calib_size → --calib-size."""
+    return f"--{name.replace('_', '-')}"
+
+
+def bad_value(name: str, expected: str, got: Any) -> UserError:
+    return UserError(f"{flag(name)} must be {expected}; got {got!r}", "see --help for examples")
+
+
+def check_options(settings: Any) -> None:
+    """Refuse values outside of the choices and bounds of their options."""
+    for item in dataclasses.fields(settings):
+        value, choices, least = getattr(settings, item.name), item.metadata["choices"], item.metadata["least"]
+        if choices is not None and value not in choices:
+            raise bad_value(item.name, f"one of {', '.join(choices)}", value)
+        if least is not None and value < least:
+            raise bad_value(item.name, f"at least {least}" if least else "0 or more", value)
+
+
+# -- the command line and its documentation ----------------------------------------------------------------
+
+
+def in_group(settings: type, group: str) -> list[dataclasses.Field[Any]]:
+    """The options of a group, rare ones last."""
+    found = [item for item in dataclasses.fields(settings) if item.metadata["group"] == group]
+    return sorted(found, key=lambda item: item.metadata["rare"])
+
+
+def add_options(parser: argparse.ArgumentParser, settings: type, groups: Mapping[str, str]) -> None:
+    """Every field as an option, in groups (title → description). An option that is not given sets nothing."""
+    hints = typing.get_type_hints(settings)
+    for title, description in groups.items():
+        section = parser.add_argument_group(title, description or None)
+        for item in in_group(settings, title):
+            more: dict[str, Any] = {"metavar": _metavar(item, hints[item.name])}
+            if hints[item.name] is bool:
+                more = {"action": argparse.BooleanOptionalAction}
+            elif hints[item.name] == tuple[str, ...]:
+                more = {"action": "append", "metavar": "PATTERN"}
+            section.add_argument(flag(item.name), default=argparse.SUPPRESS, help=_help(item), **more)
+
+
+def _metavar(item: dataclasses.Field[Any], hint: Any) -> str:
+    if item.metadata["choices"]:
+        return "|".join(item.metadata["choices"])
+    return {int: "N", float: "X"}.get(hint, item.name.split("_")[-1].upper())
+
+
+def _help(item: dataclasses.Field[Any]) -> str:
+    shown = item.metadata["shown"]
+    return f"{item.metadata['help']} (default {shown})" if shown else item.metadata["help"]
+
+
+def markdown(settings: type, groups: Mapping[str, str]) -> Iterator[str]:
+    """The lines of a reference page: a table for every group."""
+    for title, description in groups.items():
+        yield f"\n## {title[0].upper()}{title[1:]}\n"
+        if description:
+            yield f"{description[0].upper()}{description[1:]}.\n"
+        yield "| option | default | meaning |\n| --- | --- | --- |"
+        for item in in_group(settings, title):
+            choices = item.metadata["choices"]
+            meaning = item.metadata["help"] + (f"; one of {', '.join(choices)}" if choices else "")
+            shown = item.metadata["shown"].replace("|", "\\|")
+            yield f"| `{flag(item.name)}` | {shown} | {meaning} |"
+
+
+# -- YAML --------------------------------------------------------------------------------------------------
+
+
+def read_yaml(path: Path, settings: type) -> dict[str, Any]:
+    """The keys of a YAML file; an unknown key is an error, not a silent default."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no recipe file {path}", "check the path given to --config") from None
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{path} cannot be read as YAML: {error}", "see recipe.yaml in any result folder"
+        ) from error
+    values = {} if values is None else values  # an empty file
+    if not isinstance(values, dict):
+        raise UserError(f"{path} must have `option: value` lines", "see recipe.yaml in any result folder")
+    known = {item.name for item in dataclasses.fields(settings)}
+    values = {str(key).replace("-", "_"): value for key, value in values.items()}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise UserError(
+            f"{path} has unknown options: {', '.join(unknown)}",
+            f"the known ones are {', '.join(sorted(known))}",
+        )
+    return values
+
+
+def convert_all(settings: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values from YAML or the command line, each converted to the type of its field."""
+    hints = typing.get_type_hints(settings)
+    return {name: _convert(name, value, hints[name]) for name, value in values.items()}
+
+
+def _convert(name: str, value: Any, hint: Any) -> Any:
+    optional = isinstance(hint, types.UnionType)
+    if value is None:
+        if optional:
+            return None
+        raise bad_value(name, "given", value)
+    kind = typing.get_args(hint)[0] if optional else hint
+    if kind == tuple[str, ...]:
+        items = [value] if isinstance(value, str) else value
+        if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
+            raise bad_value(name, "a pattern or a list of patterns", value)
+        return tuple(items)
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise bad_value(name, "true or false", value)
+        return value
+    try:
+        # YAML reads an unquoted `yes` as true and 2024-01-01 as a date: neither is text or a number.
+        if not isinstance(value, str | int | float | os.PathLike) or isinstance(value, bool):
+            raise TypeError
+        if kind is int and (isinstance(value, os.PathLike) or int(value) != float(value)):
+            raise ValueError
+        return kind(value)
+    except (TypeError, ValueError, OverflowError):
+        expected = {int: "a whole number", float: "a number"}.get(kind, "text (in quotes)")
+        raise bad_value(name, expected, value) from None
