@@ -235,12 +235,12 @@ class _Exam:
         self, task: Task, texts: Texts, model: PreTrainedModel, tokenizer: Any, max_length: int
     ) -> None:
         self._encoded = encode(tokenizer, texts, max_length)
-        self._judge = scorer_for(task, texts, self._encoded, model.config)
+        self._scorer = scorer_for(task, texts, self._encoded, model.config)
         self._examples = len(texts)
 
     def take(self, split: str, model: PreTrainedModel) -> dict[str, float]:
         rows = predict(torch_predictor(model), self._encoded, f"evaluate {split}")
-        return {**self._judge.score(rows), "examples": self._examples}
+        return {**self._scorer.score(rows), "examples": self._examples}
 
 
 def _digest(tokens: str, targets: torch.Tensor) -> str:

@@ -113,7 +113,8 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
     check_labels(task_data, texts, teacher)
     teacher.to(device).requires_grad_(False)
     training = _training_set(recipe, task_data, tokenizer) if recipe.method == "qat" else None
-    store = _open_store(crew, out, _identity(recipe, calibration, teacher, training), resume)
+    weights = weights_digest(teacher)
+    store = _open_store(crew, out, _identity(recipe, calibration, weights, training), resume)
     if resume:
         say(
             "continuing the interrupted run" if store.resumed else "no interrupted run found; starting afresh"
@@ -131,8 +132,8 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
         ]
         before = layer_errors(teacher, student, calibration, probe) if crew.leads else {}
         if training is not None:
-            judge = score_on_evaluation_split(recipe, task_data, tokenizer, teacher)
-            log = train_qat(teacher, student, training, _qat_settings(recipe), judge, store)
+            score = score_on_evaluation_split(recipe, task_data, tokenizer, teacher)
+            log = train_qat(teacher, student, training, _qat_settings(recipe), score, store)
         else:
             log = train(teacher, student, recipe, calibration, store, crew)
         train_seconds = time.perf_counter() - train_started + store.earlier_seconds
@@ -158,7 +159,7 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
         **({"mixed_precision": {key: mixed[key] for key in MIXED_NOTES}} if mixed else {}),
     }
     quantized = build(frozen).to(device)
-    evaluation = evaluate(recipe, task_data, tokenizer, teacher, quantized)
+    evaluation = evaluate(recipe, task_data, tokenizer, teacher, quantized, weights)
     result: dict[str, Any] = {
         "format": METRICS_FORMAT,
         "task": task_data.task.name,
@@ -204,7 +205,7 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
         if profiles:
             result["onnx"] = deploy(folder, profiles, recipe, frozen, quantized, evaluation)
             result["size"]["onnx_mb"] = result["onnx"]["size_mb"]
-        result["accuracy"] = evaluation.accuracy()
+        result["accuracy"] = evaluation.accuracy().to_dict()
         result["cost"]["total_seconds"] = time.perf_counter() - started + store.earlier_seconds
         write_json(folder / "metrics.json", result)
         curves = {name: [list(point) for point in curve] for name, curve in log.curves.items()}
@@ -405,11 +406,11 @@ def _training_set(recipe: Recipe, task_data: TaskData, tokenizer: Any) -> Encode
 
 
 def _identity(
-    recipe: Recipe, calibration: Encoded, teacher: PreTrainedModel, training: Encoded | None = None
+    recipe: Recipe, calibration: Encoded, weights: str, training: Encoded | None = None
 ) -> dict[str, Any]:
     identity = {
         **recipe.identity(),
         "calibration data": calibration.digest(),
-        "model weights": weights_digest(teacher),
+        "model weights": weights,
     }
     return identity if training is None else {**identity, "training data": training.digest()}

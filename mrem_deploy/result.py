@@ -20,7 +20,8 @@ from transformers import PretrainedConfig
 from mrem_deploy.base.files import atomic_file, write_json
 from mrem_deploy.data.labels import label_order
 from mrem_deploy.data.tasks import Task
-from mrem_deploy.evaluate.evaluation import MODELS, Evaluation, Split
+from mrem_deploy.evaluate.accuracy import MODELS
+from mrem_deploy.evaluate.evaluation import Evaluation, Split
 from mrem_deploy.evaluate.scorers import QuestionScorer
 
 HISTORY, EXAMPLES = "history.json", "examples.safetensors"
@@ -37,7 +38,7 @@ class Answers:
 
     metric: str
     truth: np.ndarray | None
-    answers: dict[str, np.ndarray]  # by the names in scoring.MODELS
+    answers: dict[str, np.ndarray]  # by the names in accuracy.MODELS
 
 
 def write_history(
@@ -66,7 +67,7 @@ def write_history(
 
 def answers_of(task: Task, split: Split, config: PretrainedConfig) -> Answers | None:
     """None for tasks whose answers are not one number per example."""
-    rows = {model: split.answers[model] for model in MODELS if model in split.answers}
+    rows = {model: split.predictions[model] for model in MODELS if model in split.predictions}
     labels = split.texts.labels
     if task.kind == "classification" and labels is not None:
         order = label_order(split.texts.label_names, config, task)
@@ -75,8 +76,8 @@ def answers_of(task: Task, split: Split, config: PretrainedConfig) -> Answers | 
     if task.kind == "regression" and labels is not None:
         scores = {model: np.stack(values).reshape(len(values)) for model, values in rows.items()}
         return Answers(task.metric, np.asarray(labels), scores)
-    if isinstance(split.judge, QuestionScorer):
-        worth = {model: split.judge.per_question(values)[task.metric] for model, values in rows.items()}
+    if isinstance(split.scorer, QuestionScorer):
+        worth = {model: split.scorer.per_question(values)[task.metric] for model, values in rows.items()}
         return Answers("mean", None, worth)
     return None
 

@@ -18,6 +18,7 @@ from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
 
 if TYPE_CHECKING:
+    from mrem_deploy.evaluate.accuracy import Accuracy
     from mrem_deploy.evaluate.evaluation import Evaluation
     from mrem_deploy.recipe import Recipe
 
@@ -113,7 +114,8 @@ def validate(settings: Settings) -> dict[str, Any]:
     from mrem_deploy.base.progress import say
     from mrem_deploy.benchmarks.output import check_folder
     from mrem_deploy.deploy import runtime, validation
-    from mrem_deploy.evaluate.evaluation import QUANTIZED, Evaluation
+    from mrem_deploy.evaluate.accuracy import QUANTIZED
+    from mrem_deploy.evaluate.evaluation import Evaluation
     from mrem_deploy.evaluate.predict import torch_predictor
     from mrem_deploy.models.loading import load_tokenizer
     from mrem_deploy.quant import artifact
@@ -134,12 +136,12 @@ def validate(settings: Settings) -> dict[str, Any]:
     tokenizer = load_tokenizer(folder)
     evaluation = Evaluation(recipe, _open_data(recipe), tokenizer, frozen.config, settings.batch_size)
     quantized = build(frozen)
-    problem = ask_original(evaluation, recipe, frozen.head)
-    evaluation.ask(QUANTIZED, torch_predictor(quantized))
+    problem = add_original(evaluation, recipe, frozen.head)
+    evaluation.add(QUANTIZED, torch_predictor(quantized))
     found = validation.examine(model, evaluation, quantized, settings.threads, providers)
     accuracy = evaluation.accuracy()
     if problem is not None:
-        _recall_original(accuracy, folder, settings, problem)
+        accuracy = _with_original(accuracy, folder, settings, problem)
     noted = validation.remarks(found, recipe.spec.activation_bits)
     if found["recipe_digest"] not in (None, str(frozen.notes.get("recipe_digest"))):
         noted.append(f"{model.name} was exported from another result than the one in {folder}")
@@ -204,8 +206,8 @@ def _open_data(recipe: Recipe) -> Any:
         ) from error
 
 
-def ask_original(evaluation: Evaluation, recipe: Recipe, head: str) -> UserError | None:
-    """Let the full-precision model answer; where it cannot be loaded, why not."""
+def add_original(evaluation: Evaluation, recipe: Recipe, head: str) -> UserError | None:
+    """Add the predictions of the full-precision model; the error where it cannot be loaded."""
     from mrem_deploy.base.progress import say
     from mrem_deploy.models.loading import load_model
 
@@ -219,12 +221,14 @@ def ask_original(evaluation: Evaluation, recipe: Recipe, head: str) -> UserError
             ) from error
         say(f"full precision is quoted from metrics.json: {error.problem}")
         return error
-    evaluation.ask_full_precision(teacher.requires_grad_(False))
+    evaluation.add_full_precision(teacher.requires_grad_(False))
     return None
 
 
-def _recall_original(accuracy: dict[str, Any], folder: Path, settings: Settings, problem: UserError) -> None:
-    """Fill in what metrics.json says of full precision, if it was measured on these very examples."""
+def _with_original(accuracy: Accuracy, folder: Path, settings: Settings, problem: UserError) -> Accuracy:
+    """With the scores of full precision from metrics.json, if they were measured on the same examples."""
+    from mrem_deploy.evaluate.accuracy import FULL_PRECISION
+
     metrics = folder / "metrics.json"
     try:
         earlier = json.loads(metrics.read_text(encoding="utf-8"))["accuracy"]["splits"]
@@ -233,18 +237,21 @@ def _recall_original(accuracy: dict[str, Any], folder: Path, settings: Settings,
             f"{problem.problem} And {metrics}, which would have its numbers, cannot be read: {error}",
             "say where the full-precision model is now: --model PATH",
         ) from error
-    for name, split in accuracy["splits"].items():
+    splits = {}
+    for name, split in accuracy.splits.items():
         was = earlier.get(name, {})
         moved = settings.data is not None or settings.eval_data is not None
-        same = was["digest"] == split["digest"] if "digest" in was else not moved
-        if not same or was.get("examples") != split["examples"] or "full_precision" not in was:
+        same = was["digest"] == split.digest if "digest" in was else not moved
+        if not same or was.get("examples") != split.examples or FULL_PRECISION not in was:
             raise UserError(
                 f"{problem.problem} The number in metrics.json is of other examples than these.",
                 "say where the full-precision model is now (--model PATH), or validate on the examples of "
                 "recipe.yaml, without --eval-size, --data and --eval-data",
             )
-        split["full_precision"] = was["full_precision"]
-    accuracy["full_precision"] = next(iter(accuracy["splits"].values()))["full_precision"][accuracy["metric"]]
+        splits[name] = replace(split, scores={FULL_PRECISION: was[FULL_PRECISION], **split.scores})
+    first = next(iter(splits.values()))
+    quoted = {FULL_PRECISION: first.scores[FULL_PRECISION][accuracy.metric], **accuracy.quoted}
+    return replace(accuracy, splits=splits, quoted=quoted)
 
 
 def summary(record: dict[str, Any]) -> str:

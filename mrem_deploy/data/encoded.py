@@ -10,15 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from mrem_deploy.base.progress import track
-
-if TYPE_CHECKING:
-    pass
 
 CHUNK = 1000  # texts tokenized in one call
 SHOW_PROGRESS_FROM = 20_000  # rows; fewer are tokenized before a bar could be read

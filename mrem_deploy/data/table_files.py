@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TextIO
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TextIO
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.progress import say
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SUFFIXES = (".tsv", ".jsonl", ".json", ".csv", ".parquet", ".txt")
 

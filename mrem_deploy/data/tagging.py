@@ -6,29 +6,22 @@ which would flatter long sentences; they count as answered with O.
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.progress import say
+from mrem_deploy.data.conll import TAG
 from mrem_deploy.data.encoded import Encoded, chunks, pack
 from mrem_deploy.data.sources import listing
-from mrem_deploy.data.table_files import Malformed
 from mrem_deploy.data.texts import Texts
 
-SUFFIXES = (".conll", "")  # besides .txt; eng.train has none
 OUTSIDE = "O"
 IGNORED = -100  # what torch's cross-entropy leaves out
-SNIFFED_LINES = 5
-_DOCUMENT = "-DOCSTART-"
-_TAG = re.compile(r"O|[BIESLU]-\S+")
 
 
 @dataclass
@@ -108,40 +101,6 @@ def first_tokens(words: list[str], offsets: np.ndarray) -> np.ndarray:
     return heads
 
 
-def read_conll(path: Path) -> dict[str, list[Any]] | None:
-    """Sentences of a CoNLL file: a word per line, its tag in the last column, empty lines between sentences.
-
-    None for other formats, and for a .txt whose first lines do not end in tags: that is plain text.
-    """
-    if path.suffix.lower() in (".jsonl", ".json", ".csv", ".tsv", ".parquet"):
-        return None
-    lines = path.read_text(encoding="utf-8-sig").splitlines()
-    rows = [(number, line.split()) for number, line in enumerate(lines, start=1)]
-    rows = [(number, cells) for number, cells in rows if not cells or cells[0] != _DOCUMENT]
-    filled = [(number, cells) for number, cells in rows if cells]
-    if path.suffix.lower() == ".txt" and not all(_tagged(cells) for _, cells in filled[:SNIFFED_LINES]):
-        return None
-    for number, cells in filled:
-        if len(cells) < 2:
-            raise Malformed(f"line {number} has one column, {cells[0]!r}; expected a word and its tag")
-        if len(cells) != len(filled[0][1]):
-            raise Malformed(
-                f"line {number} has {len(cells)} columns, {' '.join(cells)!r}; "
-                f"the first has {len(filled[0][1])}"
-            )
-    sentences = [
-        [cells for _, cells in group] for full, group in groupby(rows, key=lambda row: bool(row[1])) if full
-    ]
-    return {
-        "tokens": [[cells[0] for cells in sentence] for sentence in sentences],
-        "ner_tags": [[cells[-1] for cells in sentence] for sentence in sentences],
-    }
-
-
-def _tagged(cells: list[str]) -> bool:
-    return len(cells) >= 2 and _TAG.fullmatch(cells[-1]) is not None
-
-
 def check_words(sentences: Sequence[Any], origin: str, column: str) -> list[list[str]]:
     for i, words in enumerate(sentences):
         if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
@@ -163,7 +122,7 @@ def check_tags(tags: list[list[str]], words: list[list[str]], where: str) -> Non
                 "Mend the row.",
             )
     names = sorted({tag for own in tags for tag in own})
-    strange = [name for name in names if not _TAG.fullmatch(name) and not name.isdecimal()]
+    strange = [name for name in names if not TAG.fullmatch(name) and not name.isdecimal()]
     if strange:
         raise UserError(
             f"Expected tags such as B-PER, I-PER and O in {where}; it has {listing(strange)}.",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.data import squad, tagging
+from mrem_deploy.data import conll, squad_files
 from mrem_deploy.data.table_files import GLUE_LAYOUTS, Layout, Naming, squeeze
 
 HEAD_OF_KIND = {
@@ -87,8 +87,8 @@ _TAGGED = Naming(
         Layout("train", {"dev": ("dev", "valid", "validation", "testa", "eval", "test")}),
         Layout("eng.train", {"dev": ("eng.testa",)}),  # CoNLL-2003's own names
     ),
-    suffixes=tagging.SUFFIXES,
-    read=tagging.read_conll,
+    suffixes=conll.SUFFIXES,
+    read=conll.read_conll,
 )
 
 
@@ -96,7 +96,7 @@ def _squad_naming(version: str, folder: str, unanswerable: bool) -> Naming:
     return Naming(
         (Layout(f"train-v{version}", {"dev": (f"dev-v{version}",)}), *GLUE_LAYOUTS),
         folder,
-        read=partial(squad.read_official, unanswerable=unanswerable),
+        read=partial(squad_files.read_official, unanswerable=unanswerable),
     )
 
 

@@ -22,7 +22,8 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.data.encoded import Encoded, sorted_batches
 from mrem_deploy.deploy.census import Census, census
 from mrem_deploy.deploy.runtime import feed, onnx_predictor, open_session, require, with_outputs
-from mrem_deploy.evaluate.evaluation import BATCH_SIZE, FULL_PRECISION, MODELS, ONNX, QUANTIZED, Evaluation
+from mrem_deploy.evaluate.accuracy import FULL_PRECISION, MODELS, ONNX, QUANTIZED, Accuracy
+from mrem_deploy.evaluate.evaluation import BATCH_SIZE, Evaluation
 from mrem_deploy.evaluate.layer_error import RelativeErrors, layers_of
 from mrem_deploy.evaluate.predict import Predictor, predict
 from mrem_deploy.evaluate.scorers import AGREEMENTS
@@ -46,7 +47,7 @@ ROUNDING = 1e-9  # points: 88.5 − 87.5 must not exceed 1.0 by the last bit
 
 def check_finite(model: Path, evaluation: Evaluation) -> None:
     """Refuse what answers with NaN or Inf; no metric can be told of it."""
-    rows = (row for split in evaluation.splits.values() for row in split.answers[ONNX])
+    rows = (row for split in evaluation.splits.values() for row in split.predictions[ONNX])
     broken = sum(not bool(np.isfinite(row).all()) for row in rows)
     if broken:
         raise UserError(
@@ -64,11 +65,11 @@ def examine(
 ) -> dict[str, Any]:
     """Let the ONNX model answer the evaluation beside the others, and look into it."""
     predictor = onnx_predictor(open_session(model, threads, providers))
-    evaluation.ask(ONNX, predictor)
+    evaluation.add(ONNX, predictor)
     check_finite(model, evaluation)
     first = next(iter(evaluation.splits.values()))
     batches = _spread(sorted_batches(first.encoded.lengths, BATCH_SIZE))
-    asked = [name for name in (QUANTIZED, FULL_PRECISION) if name in first.answers]
+    asked = [name for name in (QUANTIZED, FULL_PRECISION) if name in first.predictions]
     runs = census(model, first.encoded.batch(batches[-1]), threads, providers)
     return {
         **describe(model),
@@ -92,7 +93,7 @@ def steadiness(evaluation: Evaluation, predictor: Predictor, longest: int | None
     indices = np.linspace(0, len(encoded) - 1, count).round().astype(int)
     some = encoded.take(indices)
     room = PADDING if longest is None else max(0, longest - int(some.lengths.max()))
-    in_batch = [split.answers[ONNX][i] for i in indices]
+    in_batch = [split.predictions[ONNX][i] for i in indices]
     found: dict[str, float] = {"examples": count}
     for name, ask in (("alone", predictor), ("padded", _behind_padding(predictor, some, min(PADDING, room)))):
         answers = predict(ask, some, f"evaluate ONNX {name}", 1, evaluation.pooling)
@@ -206,12 +207,12 @@ class Verdict:
         return f"{'passed' if self.passed else 'FAILED'}: {fell} full precision on {self.split}; {limit}"
 
 
-def judge(accuracy: Mapping[str, Any], max_drop: float) -> Verdict:
+def judge(accuracy: Accuracy, max_drop: float) -> Verdict:
     """Every split counts: the one that lost most decides."""
-    metric = accuracy["metric"]
+    metric = accuracy.metric
     drops = {
-        name: split[FULL_PRECISION][metric] - split[ONNX][metric]
-        for name, split in accuracy["splits"].items()
+        name: split.scores[FULL_PRECISION][metric] - split.scores[ONNX][metric]
+        for name, split in accuracy.splits.items()
     }
     worst = max(drops, key=lambda name: drops[name])
     return Verdict(drops[worst] <= max_drop + ROUNDING, drops[worst], worst, max_drop)
@@ -241,13 +242,13 @@ def remarks(found: Mapping[str, Any], activation_bits: int) -> list[str]:
     return told
 
 
-def headline(found: Mapping[str, Any], accuracy: Mapping[str, Any], verdict: Verdict) -> dict[str, Any]:
+def headline(found: Mapping[str, Any], accuracy: Accuracy, verdict: Verdict) -> dict[str, Any]:
     """The few numbers that metrics.json and the report quote."""
     runs = Census(**found["nodes"])
     agreement = found["agreement"]
     return {
         **{key: found[key] for key in ("profile", "file", "opset", "size_mb", "onnxruntime")},
-        "metric": accuracy[ONNX],
+        "metric": accuracy.onnx,
         "drop": verdict.drop,
         "agreement": _first(agreement[QUANTIZED]),
         "agreement_full_precision": _first(agreement[FULL_PRECISION]),
@@ -263,7 +264,7 @@ def _first(by_split: Mapping[str, Mapping[str, float]]) -> float:
 
 def full_record(
     found: Mapping[str, Any],
-    accuracy: Mapping[str, Any],
+    accuracy: Accuracy,
     verdict: Verdict,
     noted: Sequence[str],
     recipe: Recipe,
@@ -282,7 +283,7 @@ def full_record(
         "bits": recipe.bits,
         "task": task,
         "full_precision_from": full_precision_from,
-        "accuracy": dict(accuracy),
+        "accuracy": accuracy.to_dict(),
         "onnx": dict(found),
         "environment": machine.describe(),
     }

@@ -1,11 +1,10 @@
-"""Several models beside each other on the evaluation split of a task: their metrics and how they agree."""
+"""Several models on the evaluation split of a task: their metrics, and how far they agree."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -15,29 +14,27 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from mrem_deploy.data.encoded import Encoded
 from mrem_deploy.data.task_data import TaskData, Texts, sample
 from mrem_deploy.data.texts import encode
+from mrem_deploy.evaluate.accuracy import FULL_PRECISION, MODELS, QUANTIZED, Accuracy, SplitScores
 from mrem_deploy.evaluate.predict import Predictor, pooling_of, predict, remember, torch_predictor
 from mrem_deploy.evaluate.scorers import Scorer, scorer_for
 from mrem_deploy.recipe import Recipe
 
-FULL_PRECISION, QUANTIZED, ONNX = "full_precision", "quantized", "onnx"
-MODELS = (FULL_PRECISION, QUANTIZED, ONNX)  # in the order of every table
 ONE_ROW_EACH = ("classification", "regression", "embedding")  # kinds whose predictions stack to (N, …)
 BATCH_SIZE = 32
 
 
 @dataclass
 class Split:
-    """One evaluation split, and what each model that was asked answers, by the names in MODELS."""
+    """One evaluation split, and the predictions of each model, by the names in MODELS."""
 
     texts: Texts
     encoded: Encoded
-    judge: Scorer
-    answers: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    change: dict[str, dict[str, float]] | None = None  # by metric: how sure that of quantization is
+    scorer: Scorer
+    predictions: dict[str, list[np.ndarray]] = field(default_factory=dict)
 
 
 class Evaluation:
-    """The evaluation split of a task, read once; models are asked one after another."""
+    """The evaluation split of a task, read once. Add the predictions of one model after another."""
 
     def __init__(
         self,
@@ -50,28 +47,33 @@ class Evaluation:
         self.task = task_data.task
         self.pooling = pooling_of(recipe.model or "") if self.task.kind == "embedding" else None
         self._batch_size = batch_size
+        self._accuracy: Accuracy | None = None  # of the predictions so far
         self.splits: dict[str, Split] = {}
         for name, every in task_data.evaluation().items():
             texts = sample(every, recipe.eval_size, recipe.seed) if recipe.eval_size else every
             encoded = encode(tokenizer, texts, recipe.max_length)
             self.splits[name] = Split(texts, encoded, scorer_for(self.task, texts, encoded, config))
 
-    def ask(self, model: str, predictor: Predictor) -> None:
-        """Let a model answer every example of every split."""
+    def add(self, model: str, predictor: Predictor) -> None:
+        """Predict every example of every split; replaces earlier predictions of the same name."""
+        self._accuracy = None
         for name, split in self.splits.items():
-            split.answers[model] = self._predict(model, name, predictor)
-            if model == QUANTIZED:
-                split.change = None
+            split.predictions[model] = self._predict(model, name, predictor)
 
-    def ask_full_precision(self, teacher: PreTrainedModel) -> None:
-        """The same, with the answers kept for the next run."""
+    def add_full_precision(self, teacher: PreTrainedModel, weights: str | None = None) -> None:
+        """The same for the full-precision model. Its predictions are kept on disk for the next run.
+
+        weights: the `weights_digest` of the teacher, where the caller has it already.
+        """
+        self._accuracy = None
+        weights = weights or weights_digest(teacher)
         for name, split in self.splits.items():
 
             def compute(name: str = name) -> list[np.ndarray]:
                 return self._predict(FULL_PRECISION, name, torch_predictor(teacher))
 
             decides = (
-                weights_digest(teacher),
+                weights,
                 teacher.config.to_json_string(),  # an activation function is not among the weights
                 split.encoded.digest(),
                 self.pooling,
@@ -82,53 +84,53 @@ class Evaluation:
             join = np.stack if one_row_each else np.concatenate  # rows of tokens differ in length
             kept = remember(str(decides), lambda run=compute, join=join: join(run()))  # type: ignore[misc]
             ends = np.cumsum(split.encoded.lengths)[:-1]
-            split.answers[FULL_PRECISION] = list(kept) if one_row_each else np.split(kept, ends)
+            split.predictions[FULL_PRECISION] = list(kept) if one_row_each else np.split(kept, ends)
 
     def _predict(self, model: str, name: str, predictor: Predictor) -> list[np.ndarray]:
         label = f"evaluate {name} {model.replace('_', ' ')}"
         return predict(predictor, self.splits[name].encoded, label, self._batch_size, self.pooling)
 
-    def accuracy(self) -> dict[str, Any]:
-        """The metrics of every model that was asked; the headline is that of the first split."""
-        splits = {name: self._scores(split) for name, split in self.splits.items()}
-        first = next(iter(splits.values()))
-        headline = {model: first[model][self.task.metric] for model in MODELS if model in first}
-        return {"metric": self.task.metric, **headline, "splits": splits}
+    def accuracy(self) -> Accuracy:
+        """The metrics of every model added so far; the headline is that of the first split."""
+        if self._accuracy is None:
+            splits = {name: self._scores(split) for name, split in self.splits.items()}
+            first = next(iter(splits.values()))
+            quoted = {model: scores[self.task.metric] for model, scores in first.scores.items()}
+            self._accuracy = Accuracy(self.task.metric, splits, quoted)
+        return self._accuracy
 
     def agreement(self, one: str, other: str) -> dict[str, dict[str, float]]:
-        """By split, how alike two models that were asked answer."""
+        """By split, how often two models predict the same."""
         return {
-            name: split.judge.agreement(split.answers[one], split.answers[other])
+            name: split.scorer.agreement(split.predictions[one], split.predictions[other])
             for name, split in self.splits.items()
         }
 
-    def _scores(self, split: Split) -> dict[str, Any]:
-        """Metrics of one split, and how sure their `change` is; where answers are right or wrong, how many
-        quantization lost and gained.
+    def _scores(self, split: Split) -> SplitScores:
+        """The metrics of one split, and how sure the change by quantization is.
 
-        `paired` says of which metric these are, where it is not the accuracy.
+        Without labels the metrics are the agreement with full precision, which agrees with itself.
         """
-        result: dict[str, Any] = {"examples": len(split.texts), "digest": split.encoded.digest()[:16]}
-        if len(split.encoded) != len(split.texts):
-            result["windows"] = len(split.encoded)
-        answers = {model: split.answers[model] for model in MODELS if model in split.answers}
-        judge = split.judge
+        rows = {model: split.predictions[model] for model in MODELS if model in split.predictions}
+        scorer = split.scorer
+        result = SplitScores(
+            examples=len(split.texts),
+            digest=split.encoded.digest()[:16],
+            windows=len(split.encoded) if len(split.encoded) != len(split.texts) else None,
+        )
         if self.task.label_free:
-            for model, rows in answers.items():
-                agreed = judge.agreement(answers[FULL_PRECISION], rows)
-                result[model] = dict.fromkeys(agreed, 100.0) if model == FULL_PRECISION else agreed
+            agreed = {model: scorer.agreement(rows[FULL_PRECISION], own) for model, own in rows.items()}
+            perfect = dict.fromkeys(agreed[FULL_PRECISION], 100.0)
+            return replace(result, scores={**agreed, FULL_PRECISION: perfect})
+        result = replace(result, scores={model: scorer.score(own) for model, own in rows.items()})
+        if not {FULL_PRECISION, QUANTIZED} <= rows.keys():
             return result
-        for model, rows in answers.items():
-            result[model] = judge.score(rows)
-        if {FULL_PRECISION, QUANTIZED} <= answers.keys():
-            was, now = judge.right(answers[FULL_PRECISION]), judge.right(answers[QUANTIZED])
-            if was is not None and now is not None:
-                result["lost"], result["gained"] = int((was & ~now).sum()), int((~was & now).sum())
-                result |= {"paired": judge.paired} if judge.paired != "accuracy" else {}
-            if split.change is None:
-                split.change = judge.change(answers[FULL_PRECISION], answers[QUANTIZED])
-            result |= {"change": split.change} if split.change else {}
-        return result
+        full, quantized = rows[FULL_PRECISION], rows[QUANTIZED]
+        was, now = scorer.right(full), scorer.right(quantized)
+        if was is not None and now is not None:
+            lost, gained = int((was & ~now).sum()), int((~was & now).sum())
+            result = replace(result, lost=lost, gained=gained, paired=scorer.paired)
+        return replace(result, change=scorer.change(full, quantized))
 
 
 def evaluate(
@@ -137,11 +139,16 @@ def evaluate(
     tokenizer: PreTrainedTokenizerBase,
     teacher: PreTrainedModel,
     quantized: PreTrainedModel,
+    weights: str | None = None,
 ) -> Evaluation:
-    """Ask both models on the evaluation split, which is read here for the first and only time."""
+    """Predict the evaluation split with the full-precision and the quantized model.
+
+    Note: only QAT, which chooses by the evaluation split, has read it before. `weights` is the
+    `weights_digest` of the teacher, where the caller has it already.
+    """
     evaluation = Evaluation(recipe, task_data, tokenizer, teacher.config)
-    evaluation.ask_full_precision(teacher)
-    evaluation.ask(QUANTIZED, torch_predictor(quantized))
+    evaluation.add_full_precision(teacher, weights)
+    evaluation.add(QUANTIZED, torch_predictor(quantized))
     return evaluation
 
 
@@ -154,17 +161,17 @@ def score_on_evaluation_split(
     """A function that scores a model on the evaluation split, for methods that choose by it."""
     evaluation = Evaluation(recipe, task_data, tokenizer, teacher.config)
     if evaluation.task.label_free:
-        evaluation.ask_full_precision(teacher)
+        evaluation.add_full_precision(teacher)
 
-    def judge(model: nn.Module) -> float:
-        evaluation.ask(QUANTIZED, torch_predictor(model))
-        return float(evaluation.accuracy()[QUANTIZED])
+    def score(model: nn.Module) -> float:
+        evaluation.add(QUANTIZED, torch_predictor(model))
+        return evaluation.accuracy().quoted[QUANTIZED]
 
-    return judge
+    return score
 
 
 def weights_digest(model: PreTrainedModel) -> str:
-    """Names the weights of a model."""
+    """Identifies the weights of a model."""
     hasher = hashlib.sha256()
     for name, value in model.state_dict().items():
         hasher.update(name.encode())

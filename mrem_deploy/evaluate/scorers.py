@@ -20,6 +20,7 @@ from mrem_deploy.data.tagging import TaggedTexts, TaggedTokens
 from mrem_deploy.data.tasks import Task
 from mrem_deploy.data.texts import Texts
 from mrem_deploy.evaluate import metrics, squad
+from mrem_deploy.evaluate.accuracy import MODELS
 from mrem_deploy.evaluate.uncertainty import paired_bootstrap
 
 Outputs = Sequence[np.ndarray]
@@ -125,12 +126,15 @@ class QuestionScorer:
         assert questions.answers is not None  # evaluation() refuses questions without
         self._questions, self._windows, self._v2 = questions, windows, task.unanswerable
         self._truths = [[span.text for span in spans] for spans in questions.answers]
-        self._read: dict[int, tuple[Outputs, list[Answer]]] = {}  # by identity of the outputs, which are kept
+        # By identity of the outputs, which are kept; only the newest, as QAT scores many models.
+        self._read: dict[int, tuple[Outputs, list[Answer]]] = {}
 
     def answers(self, rows: Outputs) -> list[Answer]:
         if id(rows) not in self._read:
             if not all(np.isfinite(row).all() for row in rows):
                 raise ValueError("some outputs are not finite numbers")
+            if len(self._read) == len(MODELS):
+                del self._read[next(iter(self._read))]
             self._read[id(rows)] = rows, read_answers(self._windows, self._questions, rows)
         return self._read[id(rows)][1]
 

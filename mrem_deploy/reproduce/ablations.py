@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mrem_deploy.evaluate.evaluation import FULL_PRECISION
+from mrem_deploy.evaluate.accuracy import FULL_PRECISION
 from mrem_deploy.reproduce import claims, experiments, figures, paper
 from mrem_deploy.reproduce.layout import (
     NAMES,

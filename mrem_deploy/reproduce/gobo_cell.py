@@ -45,7 +45,7 @@ def run_gobo(recipe: Recipe) -> None:
             "method": "gobo",
             "bits": recipe.bits,
             "seed": recipe.seed,
-            "accuracy": evaluation.accuracy(),
+            "accuracy": evaluation.accuracy().to_dict(),
             "cost": {
                 "train_seconds": seconds,
                 "total_seconds": time.perf_counter() - started,

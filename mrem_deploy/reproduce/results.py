@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from mrem_deploy.evaluate.evaluation import FULL_PRECISION, QUANTIZED
+from mrem_deploy.evaluate.accuracy import FULL_PRECISION, QUANTIZED
 from mrem_deploy.evaluate.uncertainty import CONFIDENCE, Spread, over_seeds, paired_bootstrap
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.reproduce.cells import CellResult

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mrem_deploy.evaluate.evaluation import FULL_PRECISION
+from mrem_deploy.evaluate.accuracy import FULL_PRECISION
 from mrem_deploy.reproduce import claims, experiments, figures, paper
 from mrem_deploy.reproduce.claims import Finding
 from mrem_deploy.reproduce.layout import (

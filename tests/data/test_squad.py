@@ -15,7 +15,8 @@ from tiny_squad import CONTEXT, official, question, write_squad
 from transformers import AutoTokenizer
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.data.squad import Questions, Span, Windows, best_span, read_answers, tokenize
+from mrem_deploy.data.squad import Questions, Windows, best_span, read_answers, tokenize
+from mrem_deploy.data.squad_files import Span
 from mrem_deploy.data.task_data import encode, find_task, open_task, sample
 from mrem_deploy.evaluate.squad import summary_v1
 

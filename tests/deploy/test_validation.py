@@ -338,4 +338,4 @@ def test_agreement_is_not_measured_against_a_model_that_is_gone(workshop: Path) 
     """Embeddings have no other truth than the original's."""
     evaluation = type("Fake", (), {"task": find_task("feature-extraction")})()
     with pytest.raises(UserError, match=r"measured against the full-precision model(.|\n)*--model PATH"):
-        validate.ask_original(evaluation, Recipe(model=str(workshop / "gone")), "feature-extraction")
+        validate.add_original(evaluation, Recipe(model=str(workshop / "gone")), "feature-extraction")

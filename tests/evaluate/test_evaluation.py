@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from mrem_deploy.data.task_data import open_task
 from mrem_deploy.deploy import validation
 from mrem_deploy.evaluate import evaluation as scoring
 from mrem_deploy.evaluate import scorers
-from mrem_deploy.evaluate.evaluation import FULL_PRECISION, ONNX, QUANTIZED, Evaluation
+from mrem_deploy.evaluate.accuracy import FULL_PRECISION, ONNX, QUANTIZED, Accuracy, SplitScores
+from mrem_deploy.evaluate.evaluation import Evaluation
 from mrem_deploy.evaluate.predict import Predictor, torch_predictor
 from mrem_deploy.evaluate.uncertainty import paired_accuracy_error
 from mrem_deploy.models import loading
@@ -73,16 +75,18 @@ def test_every_kind_of_task(task: str, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
     evaluation, model = evaluation_of(task, tmp_path)
     _, metric, measure = KINDS[task]
-    evaluation.ask_full_precision(model)
-    evaluation.ask(QUANTIZED, torch_predictor(model))
-    evaluation.ask(ONNX, with_noise(torch_predictor(model), 1.0))
+    evaluation.add_full_precision(model)
+    evaluation.add(QUANTIZED, torch_predictor(model))
+    evaluation.add(ONNX, with_noise(torch_predictor(model), 1.0))
     accuracy = evaluation.accuracy()
-    assert accuracy["metric"] == metric
-    assert accuracy[FULL_PRECISION] == pytest.approx(accuracy[QUANTIZED])
-    assert accuracy["splits"]["dev"][ONNX].keys() == accuracy["splits"]["dev"][QUANTIZED].keys()
+    assert accuracy.metric == metric
+    assert accuracy.full_precision == pytest.approx(accuracy.quantized)
+    dev = accuracy.splits["dev"]
+    assert dev.scores[ONNX].keys() == dev.scores[QUANTIZED].keys()
+    assert Accuracy.from_dict(json.loads(json.dumps(accuracy.to_dict()))) == accuracy
     if task in ("text-classification", "stsb"):
-        change = accuracy["splits"]["dev"]["change"][metric]
-        assert change["difference"] == pytest.approx(accuracy[QUANTIZED] - accuracy[FULL_PRECISION], abs=1e-9)
+        change = dev.change[metric]
+        assert change["difference"] == pytest.approx(accuracy.change, abs=1e-9)
         assert change["low"] <= change["difference"] <= change["high"]
     same = evaluation.agreement(QUANTIZED, FULL_PRECISION)["dev"]
     other = evaluation.agreement(ONNX, QUANTIZED)["dev"]
@@ -90,21 +94,21 @@ def test_every_kind_of_task(task: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert same[measure] == pytest.approx(100)
     assert 0 < other[measure] < 99
     if task in ("feature-extraction", "token-classification", "question-answering"):
-        assert accuracy[ONNX] == pytest.approx(other[measure])  # agreement is their metric
+        assert accuracy.onnx == pytest.approx(other[measure])  # agreement is their metric
 
 
 @pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering"])
-def test_full_precision_is_asked_once(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_precision_predicts_once(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of tokens differ in length and are kept joined: they must come back apart."""
     monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
     evaluation, model = evaluation_of(task, tmp_path)
-    evaluation.ask_full_precision(model)
-    first = evaluation.splits["dev"].answers[FULL_PRECISION]
-    evaluation.ask(QUANTIZED, torch_predictor(model))
-    assert all(map(np.array_equal, first, evaluation.splits["dev"].answers[QUANTIZED]))
+    evaluation.add_full_precision(model)
+    first = evaluation.splits["dev"].predictions[FULL_PRECISION]
+    evaluation.add(QUANTIZED, torch_predictor(model))
+    assert all(map(np.array_equal, first, evaluation.splits["dev"].predictions[QUANTIZED]))
     monkeypatch.setattr(scoring, "torch_predictor", lambda _: pytest.fail("asked again"))
-    evaluation.ask_full_precision(model)
-    again = evaluation.splits["dev"].answers[FULL_PRECISION]
+    evaluation.add_full_precision(model)
+    again = evaluation.splits["dev"].predictions[FULL_PRECISION]
     assert len(again) == DEV
     assert all(map(np.array_equal, first, again))
 
@@ -112,43 +116,70 @@ def test_full_precision_is_asked_once(task: str, tmp_path: Path, monkeypatch: py
 def test_answers_of_a_class_counted_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
     evaluation, model = evaluation_of("text-classification", tmp_path)
-    evaluation.ask(QUANTIZED, torch_predictor(model))
-    evaluation.ask(ONNX, with_noise(torch_predictor(model), 1.0))
-    answers = {name: np.stack(rows).argmax(1) for name, rows in evaluation.splits["dev"].answers.items()}
+    evaluation.add(QUANTIZED, torch_predictor(model))
+    evaluation.add(ONNX, with_noise(torch_predictor(model), 1.0))
+    answers = {name: np.stack(rows).argmax(1) for name, rows in evaluation.splits["dev"].predictions.items()}
     labels = [row["label"] for row in rows(DEV)]
     accuracy = evaluation.accuracy()
-    assert accuracy[ONNX] == pytest.approx(100 * np.mean(answers[ONNX] == labels))
+    assert accuracy.onnx == pytest.approx(100 * np.mean(answers[ONNX] == labels))
     expected = 100 * np.mean(answers[ONNX] == answers[QUANTIZED])
     assert evaluation.agreement(ONNX, QUANTIZED) == {"dev": {"agreement": pytest.approx(expected)}}
-    assert FULL_PRECISION not in accuracy  # it was not asked
+    assert FULL_PRECISION not in accuracy.to_dict()  # it was not added
+    assert accuracy.full_precision is None
 
 
 def test_how_sure_a_change_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The resampled error of an accuracy is what the answers lost and gained say; it is worked out once."""
     monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
     evaluation, model = evaluation_of("text-classification", tmp_path)
-    evaluation.ask_full_precision(model)
-    evaluation.ask(QUANTIZED, with_noise(torch_predictor(model), 2.0))
-    dev = evaluation.accuracy()["splits"]["dev"]
-    assert dev["lost"] + dev["gained"] > 0
-    expected = paired_accuracy_error(dev["lost"], dev["gained"], DEV)
+    evaluation.add_full_precision(model)
+    evaluation.add(QUANTIZED, with_noise(torch_predictor(model), 2.0))
+    accuracy = evaluation.accuracy()
+    dev = accuracy.splits["dev"]
+    assert dev.lost is not None
+    assert dev.gained is not None
+    assert dev.lost + dev.gained > 0
+    expected = paired_accuracy_error(dev.lost, dev.gained, DEV)
     # 2,000 resamples know a standard deviation to 1.6%
-    assert dev["change"]["accuracy"]["standard_error"] == pytest.approx(expected, rel=0.08)
+    assert dev.change["accuracy"]["standard_error"] == pytest.approx(expected, rel=0.08)
     monkeypatch.setattr(scorers, "paired_bootstrap", lambda *args, **options: pytest.fail("once more"))
-    assert evaluation.accuracy()["splits"]["dev"]["change"] == dev["change"]
+    assert evaluation.accuracy() is accuracy
+
+
+def test_another_model_makes_new_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores are kept only until the predictions change, also those of a model that is there already."""
+    monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
+    evaluation, model = evaluation_of("text-classification", tmp_path)
+    evaluation.add(QUANTIZED, torch_predictor(model))
+    exact = evaluation.accuracy()
+    evaluation.add_full_precision(model)
+    assert (exact.full_precision, evaluation.accuracy().full_precision) == (None, exact.quantized)
+    evaluation.add(QUANTIZED, with_noise(torch_predictor(model), 2.0))
+    assert evaluation.accuracy().quantized != exact.quantized
+
+
+def test_weights_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
+    evaluation, model = evaluation_of("text-classification", tmp_path)
+    evaluation.splits["again"] = evaluation.splits["dev"]
+    hashed, digest = [], scoring.weights_digest
+    monkeypatch.setattr(scoring, "weights_digest", lambda m: hashed.append(m) or digest(m))
+    evaluation.add_full_precision(model)
+    assert len(hashed) == 1  # for two splits
+    evaluation.add_full_precision(model, digest(model))
+    assert len(hashed) == 1
 
 
 # --- the verdict -------------------------------------------------------------------------------
 
 
-def two_splits(first: float, second: float) -> dict[str, Any]:
-    return {
-        "metric": "accuracy",
-        "splits": {
-            name: {FULL_PRECISION: {"accuracy": 90.0}, ONNX: {"accuracy": 90.0 - drop}}
-            for name, drop in (("matched", first), ("mismatched", second))
-        },
+def two_splits(first: float, second: float) -> Accuracy:
+    drops = {"matched": first, "mismatched": second}
+    scores = {
+        name: {FULL_PRECISION: {"accuracy": 90.0}, ONNX: {"accuracy": 90.0 - drop}}
+        for name, drop in drops.items()
     }
+    return Accuracy("accuracy", {name: SplitScores(9, scores=own) for name, own in scores.items()})
 
 
 @pytest.mark.parametrize(
@@ -184,6 +215,6 @@ def test_remarks_on_disagreement(share: float, bits: int, told: bool) -> None:
 
 def test_outputs_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
     evaluation, model = evaluation_of("text-classification", tmp_path)
-    evaluation.ask(ONNX, with_noise(torch_predictor(model), float("nan")))
+    evaluation.add(ONNX, with_noise(torch_predictor(model), float("nan")))
     with pytest.raises(UserError, match="NaN or Inf for 40"):
         validation.check_finite(tmp_path / "model.onnx", evaluation)
