@@ -25,6 +25,7 @@ from mrem_deploy.data.task_data import Columns, TaskData, open_task, sample
 from mrem_deploy.data.texts import encode
 from mrem_deploy.deploy import validation
 from mrem_deploy.evaluate.evaluation import Evaluation, evaluate, score_on_evaluation_split, weights_digest
+from mrem_deploy.evaluate.examples import write_examples
 from mrem_deploy.evaluate.layer_error import layer_errors
 from mrem_deploy.models.loading import load_model
 from mrem_deploy.models.partition import module_cuts
@@ -45,7 +46,7 @@ from mrem_deploy.quant.mixed import choose_bits
 from mrem_deploy.quant.spec import QuantSpec
 from mrem_deploy.recipe import Recipe, module_count, parse_epochs, parse_megabytes, parse_modules
 from mrem_deploy.report.page import write_report
-from mrem_deploy.result import write_history
+from mrem_deploy.result import History, LayerErrors
 from mrem_deploy.train.checkpoint import CheckpointStore
 from mrem_deploy.train.job import TrainLog, TrainSettings
 from mrem_deploy.train.mrem_p import launch
@@ -210,7 +211,8 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
         write_json(folder / "metrics.json", result)
         curves = {name: [list(point) for point in curve] for name, curve in log.curves.items()}
         write_report(folder, result, curves, {**errors, "unit": "relative RMS error"}, recipe.as_dict())
-        write_history(folder, curves, errors, evaluation, teacher.config)
+        History(log.curves, LayerErrors.between(before, after)).write(folder)
+        write_examples(folder, evaluation, teacher.config)
     store.remove()
     crew.dismiss("the result")
     return out

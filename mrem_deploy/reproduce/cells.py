@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from mrem_deploy import __version__
 from mrem_deploy.base.errors import UserError
@@ -25,13 +24,13 @@ from mrem_deploy.base.files import write_json
 from mrem_deploy.base.format import duration
 from mrem_deploy.base.processes import in_fresh_process
 from mrem_deploy.base.progress import say
+from mrem_deploy.evaluate.examples import Examples, read_examples
 from mrem_deploy.quant import artifact
 from mrem_deploy.recipe import Recipe, from_yaml, make_recipe
 from mrem_deploy.reproduce.estimate import Estimate
 from mrem_deploy.reproduce.plan import GoboRecipe, Subject, name_of
-from mrem_deploy.result import Answers, read_answers, read_history
+from mrem_deploy.result import METRICS, History, Metrics
 
-METRICS = "metrics.json"
 SUBJECTS = "subjects.json"
 Runner = Callable[[Recipe], object]
 
@@ -40,10 +39,9 @@ Runner = Callable[[Recipe], object]
 class CellResult:
     """What a finished run tells."""
 
-    metrics: dict[str, Any]
-    curves: dict[str, list[list[float]]]
-    layer_errors: dict[str, Any]
-    answers: dict[str, Answers]
+    metrics: Metrics
+    history: History
+    examples: dict[str, Examples]  # by split
 
 
 def run_cell(recipe: Recipe) -> None:
@@ -94,14 +92,12 @@ class Cells:
     def load(self, recipe: Recipe) -> CellResult:
         folder = self.place(recipe)
         try:
-            metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
-            history, answers = read_history(folder), read_answers(folder)
-        except (OSError, ValueError, KeyError) as error:
+            return CellResult(Metrics.read(folder), History.read(folder), read_examples(folder))
+        except (UserError, OSError, ValueError, KeyError) as error:
             raise UserError(
                 f"the finished cell {folder} cannot be read: {error}",
                 "remove that folder; it is run again then",
             ) from error
-        return CellResult(metrics, history["curves"], history["layer_errors"], answers)
 
     def estimate(self, recipes: Sequence[Recipe]) -> Estimate:
         """What cells cost, learned from all of the same tasks that are finished."""
@@ -113,7 +109,7 @@ class Cells:
             ):  # a cell of another version may have options that this one does not know
                 recipe = make_recipe(from_yaml(path.parent / "recipe.yaml"))
                 if recipe.task in tasks:
-                    known.learn(recipe, json.loads(path.read_text(encoding="utf-8")))
+                    known.learn(recipe, Metrics.read(path.parent))
         return known
 
     def run(self, recipes: Sequence[Recipe]) -> None:
@@ -133,9 +129,11 @@ class Cells:
                 (folder / artifact.TENSORS).unlink(missing_ok=True)
             metrics = self.load(recipe).metrics
             known.learn(recipe, metrics)
-            score, seconds = metrics["accuracy"], time.perf_counter() - started
-            before, after = score["full_precision"], score["quantized"]
-            say(f"  {score['metric']} {after:.2f} (full precision {before:.2f}) in {duration(seconds)}")
+            score, seconds = metrics.accuracy, time.perf_counter() - started
+            say(
+                f"  {score.metric} {score.quantized:.2f} (full precision {score.full_precision:.2f}) "
+                f"in {duration(seconds)}"
+            )
 
 
 def over_seeds(recipes: Sequence[Recipe], seeds: int) -> list[Recipe]:

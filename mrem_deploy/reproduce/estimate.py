@@ -7,9 +7,9 @@ is learned on this machine, for each method where it has been seen, else over al
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from mrem_deploy.recipe import Recipe, module_count
+from mrem_deploy.result import Metrics
 from mrem_deploy.train.mrem_p.launch import usable_cores
 
 # Beside a training pass of MREM-S: teacher and student forward, student backward.
@@ -47,9 +47,9 @@ class Estimate:
         self._seconds: dict[str, float] = {}
         self._work: dict[str, float] = {}
 
-    def learn(self, recipe: Recipe, metrics: dict[str, Any]) -> None:
-        examples = sum(split["examples"] for split in metrics["accuracy"]["splits"].values())
-        seconds = metrics["cost"]["total_seconds"]
+    def learn(self, recipe: Recipe, metrics: Metrics) -> None:
+        examples = sum(split.examples for split in metrics.accuracy.splits.values())
+        seconds = metrics.cost.total_seconds
         self._seconds[recipe.method] = self._seconds.get(recipe.method, 0.0) + seconds
         self._work[recipe.method] = self._work.get(recipe.method, 0.0) + work(recipe, examples)
 

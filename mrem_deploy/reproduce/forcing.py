@@ -81,8 +81,8 @@ def loss_curves(plan: Plan, subject: Subject, results: Results) -> Shown:
     drawn: dict[tuple[int, bool], dict[str, list[list[float]]]] = {}
     for (steps, forcing), recipe in recipes.items():
         run = results[recipe].runs[0]
-        drawn[steps, forcing] = run.curves
-        for module, curve in run.curves.items():
+        drawn[steps, forcing] = run.history.curves
+        for module, curve in run.history.curves.items():
             points = finite(curve)
             start, end = ends(points) if len(points) else (None, None)
             told = "with" if forcing else "without"

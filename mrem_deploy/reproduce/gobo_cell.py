@@ -6,14 +6,14 @@ import time
 from pathlib import Path
 
 from mrem_deploy.base import machine
-from mrem_deploy.base.files import atomic_folder, write_json
+from mrem_deploy.base.files import atomic_folder
 from mrem_deploy.data.task_data import Columns, open_task
 from mrem_deploy.evaluate.evaluation import evaluate
+from mrem_deploy.evaluate.examples import write_examples
 from mrem_deploy.models.loading import load_model
-from mrem_deploy.pipeline import METRICS_FORMAT
 from mrem_deploy.quant.frozen import MEBIBYTE
 from mrem_deploy.recipe import Recipe
-from mrem_deploy.result import write_history
+from mrem_deploy.result import Cost, History, Metrics, Sizes, WorkerCost
 
 FLOAT_BYTES = 4
 
@@ -37,25 +37,24 @@ def run_gobo(recipe: Recipe) -> None:
     evaluation = evaluate(recipe, task_data, tokenizer, teacher, quantized)
     whole = sum(value.numel() for value in teacher.state_dict().values())
     with atomic_folder(Path(str(recipe.out))) as folder:
-        metrics = {
-            "format": METRICS_FORMAT,
-            "task": task_data.task.name,
-            "data": task_data.description,
-            "model": recipe.model,
-            "method": "gobo",
-            "bits": recipe.bits,
-            "seed": recipe.seed,
-            "accuracy": evaluation.accuracy().to_dict(),
-            "cost": {
-                "train_seconds": seconds,
-                "total_seconds": time.perf_counter() - started,
-                "peak_memory_mb": memory.mb,
-                "memory_kind": memory.kind,
-                "workers": [{"name": "main", "peak_memory_mb": memory.mb}],
-                "calibration_samples": 0,
-            },
-            "size": {"full_precision_mb": FLOAT_BYTES * whole / MEBIBYTE, "quantized_mb": size.mb},
-            "environment": machine.describe(),
-        }
-        write_history(folder, {}, {"layers": [], "before": [], "after": []}, evaluation, teacher.config)
-        write_json(folder / "metrics.json", metrics)
+        History().write(folder)
+        write_examples(folder, evaluation, teacher.config)
+        Metrics(
+            task=task_data.task.name,
+            data=task_data.description,
+            model=str(recipe.model),
+            method="gobo",
+            bits=recipe.bits,
+            seed=recipe.seed,
+            accuracy=evaluation.accuracy(),
+            cost=Cost(
+                train_seconds=seconds,
+                total_seconds=time.perf_counter() - started,
+                peak_memory_mb=memory.mb,
+                memory_kind=memory.kind,
+                workers=(WorkerCost("main", memory.mb),),
+                calibration_samples=0,
+            ),
+            environment=machine.describe(),
+            size=Sizes(FLOAT_BYTES * whole / MEBIBYTE, size.mb),
+        ).write(folder)

@@ -50,48 +50,50 @@ class Measured:
 
     @property
     def splits(self) -> list[str]:
-        return list(self.runs[0].metrics["accuracy"]["splits"])
+        return list(self.runs[0].metrics.accuracy.splits)
 
     @property
     def metric(self) -> str:
-        return str(self.runs[0].metrics["accuracy"]["metric"])
+        return self.runs[0].metrics.accuracy.metric
 
     def values(
         self, split: str | None = None, model: str = QUANTIZED, metric: str | None = None
     ) -> list[float]:
         """The score of every run, in percent; of the first split where none is named."""
         split, metric = split or self.splits[0], metric or self.metric
-        return [float(run.metrics["accuracy"]["splits"][split][model][metric]) for run in self.runs]
+        return [float(run.metrics.accuracy.splits[split].scores[model][metric]) for run in self.runs]
 
     def score(self, split: str | None = None, model: str = QUANTIZED, metric: str | None = None) -> Spread:
         return over_seeds(self.values(split, model, metric))
 
     @property
     def minutes(self) -> float:
-        return fmean(run.metrics["cost"]["train_seconds"] for run in self.runs) / 60
+        return fmean(run.metrics.cost.train_seconds for run in self.runs) / 60
 
     @property
     def gigabytes(self) -> float:
         """Peak memory, of the largest worker where there are several."""
-        return fmean(run.metrics["cost"]["peak_memory_mb"] for run in self.runs) / 1024
+        return fmean(run.metrics.cost.peak_memory_mb for run in self.runs) / 1024
 
     @property
     def workers(self) -> int:
-        return len(self.runs[0].metrics["cost"]["workers"])
+        return len(self.runs[0].metrics.cost.workers)
 
     @property
     def examples(self) -> int:
         """What it was trained on: the training set for QAT, the calibration set else."""
         first = self.runs[0].metrics
-        return int((first.get("qat") or {}).get("training_samples") or first["cost"]["calibration_samples"])
+        trained = first.qat.training_samples if first.qat else None
+        return trained or first.cost.calibration_samples or 0
 
     @property
     def megabytes(self) -> float:
-        return float(self.runs[0].metrics["size"]["quantized_mb"])
+        return self.runs[0].metrics.size.quantized_mb
 
     def layer_errors(self) -> tuple[list[str], np.ndarray]:
         """Names of the layers, and their errors after training by run (seeds, layers)."""
-        return self.runs[0].layer_errors["layers"], np.array([r.layer_errors["after"] for r in self.runs])
+        errors = [run.history.layer_errors for run in self.runs]
+        return list(errors[0].layers), np.array([own.after for own in errors])
 
 
 def gap(
@@ -122,11 +124,11 @@ def _over_runs(differences: list[float]) -> Gap:
 def _over_examples(
     one: CellResult, other: CellResult, split: str, model_a: str, model_b: str, difference: float
 ) -> Gap:
-    first, second = one.answers.get(split), other.answers.get(split)
+    first, second = one.examples.get(split), other.examples.get(split)
     unknown = Gap(difference, math.nan, math.nan, math.nan, "one seed, answers not comparable one by one")
     if first is None or second is None:
         return unknown
-    a, b = first.answers[model_a], second.answers[model_b]
+    a, b = first.predictions[model_a], second.predictions[model_b]
     same = first.truth is None or (second.truth is not None and np.array_equal(first.truth, second.truth))
     if a.shape != b.shape or not same or len(a) < 2:
         return unknown

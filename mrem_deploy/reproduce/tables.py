@@ -112,7 +112,7 @@ def _finetuning(model: str) -> dict[str, Any]:
 
 
 def _cost_note(found: Measured) -> str:
-    kind = found.runs[0].metrics["cost"]["memory_kind"]
+    kind = found.runs[0].metrics.cost.memory_kind
     return (
         f"Time is training by the clock on this machine, the paper's on V100 GPUs. Memory here: {kind}, of "
         "the whole process with its libraries; the paper's is that of a GPU. MREM-P: of the largest worker."
@@ -193,12 +193,12 @@ def _glue_record(
     full = key == ("full", "full")
     own = any_of if full else ours
     model = {"model": FULL_PRECISION} if full else {}
-    size: dict[str, Any] = next((f.runs[0].metrics["size"] for f in own.values()), {})
+    size = next((f.runs[0].metrics.size for f in own.values()), None)
     record: Record = {
         "method": key[0],
         "bits": "32" if full else key[1],
         "post_training": "" if full else "yes" if papers is None or papers.post_training else "no",
-        "megabytes": size.get("full_precision_mb" if full else "quantized_mb"),
+        "megabytes": size and (size.full_precision_mb if full else size.quantized_mb),
         "paper_megabytes": papers and papers.megabytes,
     }
     for task in any_of:

@@ -14,9 +14,9 @@ from tiny_job import POSITIONS, save_model, workshop_in
 from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError, WorkerFailed
 from mrem_deploy.base.processes import in_fresh_process
+from mrem_deploy.evaluate.examples import read_examples
 from mrem_deploy.reproduce import __main__ as command
 from mrem_deploy.reproduce import cells, subjects
-from mrem_deploy.result import read_answers
 from mrem_deploy.train.checkpoint import CheckpointStore
 
 
@@ -78,10 +78,10 @@ def test_two_experiments_with_two_seeds(done: Path) -> None:
         names = {path.name for path in folder.iterdir()}
         assert {"metrics.json", "history.json", "examples.safetensors", "report.html"} <= names
         assert "mrem.safetensors" not in names  # weights are not kept unless asked for
-        dev = read_answers(folder)["dev"]
+        dev = read_examples(folder)["dev"]
         scores = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["accuracy"]
         for model in ("full_precision", "quantized"):
-            assert 100 * (dev.answers[model] == dev.truth).mean() == pytest.approx(scores[model])
+            assert 100 * (dev.predictions[model] == dev.truth).mean() == pytest.approx(scores[model])
     rows = json.loads((done / "num-modules.json").read_text(encoding="utf-8"))["rows"]
     assert [(r["modules"], r["paper_gigabytes"]) for r in rows] == [(1, 11.9), (2, 6.7)]
     assert rows[0]["score_std"] is not None
@@ -178,7 +178,8 @@ def test_a_cell_goes_on_from_its_own_checkpoint(
     one, other = (next((workshop / out / "cells").iterdir()) for out in ("midway", "at-once"))
     assert one.name == other.name
     assert (
-        read_answers(one)["dev"].answers["quantized"] == read_answers(other)["dev"].answers["quantized"]
+        read_examples(one)["dev"].predictions["quantized"]
+        == read_examples(other)["dev"].predictions["quantized"]
     ).all()
 
 

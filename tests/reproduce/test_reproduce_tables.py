@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mrem_deploy.evaluate.accuracy import SplitScores
+from mrem_deploy.evaluate.examples import Examples
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.reproduce import claims, figures, paper, run
 from mrem_deploy.reproduce.cells import CellResult
@@ -21,7 +23,7 @@ from mrem_deploy.reproduce.experiments import EXPERIMENTS
 from mrem_deploy.reproduce.page import Provenance, to_csv, write_entry, write_page
 from mrem_deploy.reproduce.plan import Plan, Subject, differences, make_plan, paper_plan
 from mrem_deploy.reproduce.results import Gap, Measured, gap
-from mrem_deploy.result import Answers
+from mrem_deploy.result import Accuracy, Cost, History, LayerErrors, Metrics, Sizes, WorkerCost
 
 EXAMPLES = 400
 MNLI = Subject("a-model", "mnli", "some-data", 12, 768, "weights")
@@ -36,9 +38,8 @@ def made_up(recipe: Recipe, right: dict[str, int]) -> CellResult:
     guess = np.where(np.arange(EXAMPLES) < count, 0, 1)
     splits = ("matched", "mismatched") if recipe.task == "mnli" else ("dev",)
     metric, also = ("f1", "exact") if recipe.task == "squad" else ("accuracy", "accuracy")
-    answers = {"full_precision": np.where(np.arange(EXAMPLES) < 360, 0, 1), "quantized": guess}
+    predictions = {"full_precision": np.where(np.arange(EXAMPLES) < 360, 0, 1), "quantized": guess}
     scores = {
-        "examples": EXAMPLES,
         "full_precision": {also: 80.0, metric: 90.0},
         "quantized": {also: 50.0, metric: 100.0 * count / EXAMPLES},
     }
@@ -46,26 +47,28 @@ def made_up(recipe: Recipe, right: dict[str, int]) -> CellResult:
     error = 0.4 if recipe.method == "rem" else 0.1
     modules = 1 if recipe.method == "rem" else int(recipe.modules)
     return CellResult(
-        metrics={
-            "accuracy": {"metric": metric, "splits": dict.fromkeys(splits, scores)},
-            "cost": {
-                "train_seconds": 60.0,
-                "total_seconds": 70.0,
-                "peak_memory_mb": 8192.0 / modules,
-                "memory_kind": "peak resident memory",
-                "workers": [{"name": "main"}],
-                "calibration_samples": recipe.calib_size,
+        Metrics(
+            accuracy=Accuracy(metric, dict.fromkeys(splits, SplitScores(EXAMPLES, scores=scores))),
+            cost=Cost(
+                train_seconds=60.0,
+                total_seconds=70.0,
+                peak_memory_mb=8192.0 / modules,
+                memory_kind="peak resident memory",
+                workers=(WorkerCost("main"),),
+                calibration_samples=recipe.calib_size,
+            ),
+            size=Sizes(400.0, 50.0),
+        ),
+        History(
+            {
+                f"module {i + 1}": [
+                    [step, (2.0 if recipe.teacher_forcing else 3.0) / (1 + step)] for step in range(40)
+                ]
+                for i in range(modules)
             },
-            "size": {"full_precision_mb": 400.0, "quantized_mb": 50.0},
-        },
-        curves={
-            f"module {i + 1}": [
-                [step, (2.0 if recipe.teacher_forcing else 3.0) / (1 + step)] for step in range(40)
-            ]
-            for i in range(modules)
-        },
-        layer_errors={"layers": layers, "before": [0.5] * 4, "after": [error] * 4},
-        answers=dict.fromkeys(splits, Answers("accuracy", truth, answers)),
+            LayerErrors(layers, [0.5] * 4, [error] * 4),
+        ),
+        dict.fromkeys(splits, Examples("accuracy", truth, predictions)),
     )
 
 
@@ -220,8 +223,8 @@ def test_uncertainty_comes_from_examples_or_from_seeds() -> None:
 
 def test_answers_to_other_examples_are_not_paired() -> None:
     rem, mrem = (made_up(Recipe(task="mnli", method=method), RIGHT) for method in ("rem", "mrem-s"))
-    other = replace(mrem.answers["matched"], truth=np.ones(EXAMPLES, dtype=np.int64))
-    found = gap(Measured([rem]), Measured([replace(mrem, answers={"matched": other})]))
+    other = replace(mrem.examples["matched"], truth=np.ones(EXAMPLES, dtype=np.int64))
+    found = gap(Measured([rem]), Measured([replace(mrem, examples={"matched": other})]))
     assert np.isnan(found.error)
     assert claims.verdict_of(found) == claims.OPEN
     assert str(found) == "+35.00"

@@ -1,0 +1,111 @@
+"""The folder that `mrem quantize` writes, as a type: `open_result(folder).metrics.accuracy.quantized`.
+
+mrem.json, mrem.safetensors    the quantized model (quant/artifact.py), with config.json and the tokenizer
+model*.onnx                    one file per export profile (export/profiles.py)
+recipe.yaml                    the options that made it
+metrics.json                   what it scores and what it cost: `Metrics`
+history.json                   loss curves and error per layer: `History`
+examples.safetensors           predictions for every evaluation example (evaluate/examples.py)
+validation.json                the ONNX file against the torch model (deploy/validation.py)
+report.html, report.md, README.md, plots/    pages for people (report/)
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.evaluate.accuracy import Accuracy
+from mrem_deploy.result.history import HISTORY, Curve, History, LayerErrors
+from mrem_deploy.result.metrics import (
+    METRICS,
+    Cost,
+    Metrics,
+    Mixed,
+    Onnx,
+    OnnxCheck,
+    Parallel,
+    Qat,
+    QatChoice,
+    Sizes,
+    WorkerCost,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from mrem_deploy.recipe import Recipe
+
+__all__ = [
+    "Accuracy", "CARD", "Cost", "Curve", "HISTORY", "History", "LayerErrors", "METRICS", "Metrics", "Mixed",
+    "Onnx", "OnnxCheck", "PLOTS", "Parallel", "Qat", "QatChoice", "RECIPE", "REPORT_HTML", "REPORT_MD",
+    "Result", "Sizes", "WorkerCost", "open_result",
+]  # fmt: skip
+
+RECIPE = "recipe.yaml"
+REPORT_HTML, REPORT_MD, CARD, PLOTS = "report.html", "report.md", "README.md", "plots"
+
+
+class Result:
+    """A result folder. What is in it is read when it is first asked for."""
+
+    def __init__(self, folder: str | Path, metrics: Metrics | None = None) -> None:
+        self.folder = Path(folder)
+        if metrics is not None:
+            self.metrics = metrics
+
+    def __repr__(self) -> str:
+        return f"Result({str(self.folder)!r})"
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        return Metrics.read(self.folder)
+
+    @cached_property
+    def history(self) -> History:
+        return History.read(self.folder)
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The recipe that made it."""
+        from mrem_deploy.recipe import from_yaml, make_recipe
+
+        return make_recipe(from_yaml(self.folder / RECIPE))
+
+    def load(self) -> PreTrainedModel:
+        """The quantized model in torch: call it like the original."""
+        from mrem_deploy.quant import artifact
+
+        return artifact.load(self.folder)
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        from mrem_deploy.models.loading import load_tokenizer
+
+        return load_tokenizer(self.folder)
+
+    def onnx(self, profile: str = "ort-cpu") -> Path:
+        """The ONNX file of an export profile."""
+        from mrem_deploy.export.profiles import PROFILES, find_profile
+
+        path = self.folder / find_profile(profile).file
+        if not path.is_file():
+            found = [f"{p.file} ({p.name})" for p in PROFILES.values() if (self.folder / p.file).is_file()]
+            raise UserError(
+                f"{self.folder} has no {path.name}, the ONNX model of profile {profile}; "
+                f"it has {', '.join(found) or 'no ONNX model'}",
+                f"write it: python -m mrem_deploy.export {self.folder} --profile {profile}",
+            )
+        return path
+
+
+def open_result(folder: str | Path) -> Result:
+    """A folder that `mrem quantize` wrote."""
+    from mrem_deploy.quant.artifact import MANIFEST
+
+    path = Path(folder).expanduser()
+    if not (path / MANIFEST).is_file():
+        missing = f"it has no {MANIFEST}" if path.is_dir() else "there is no such folder"
+        raise UserError(f"{path} is not a result folder: {missing}", "give the --out folder of mrem quantize")
+    return Result(path)

@@ -1,0 +1,278 @@
+"""metrics.json as types: what the quantized model scores, and what it cost to make.
+
+`to_dict` writes the keys of the file in their order. `from_dict` also reads files that lack some of them:
+a number that is missing or null becomes NaN, a part that is missing None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mrem_deploy.base.files import write_json
+from mrem_deploy.evaluate.accuracy import Accuracy
+from mrem_deploy.result.reading import given, part, read_json
+
+METRICS = "metrics.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class WorkerCost:
+    """What one process of the training cost."""
+
+    name: str = ""
+    peak_memory_mb: float = math.nan
+    cpu_seconds: float | None = None  # known where several processes trained
+    report: Mapping[str, Any] | None = None  # how MREM-P's worker spent its time
+
+    def to_dict(self) -> dict[str, Any]:
+        result: dict[str, Any] = {"name": self.name, "peak_memory_mb": self.peak_memory_mb}
+        if self.cpu_seconds is not None:
+            result["cpu_seconds"] = self.cpu_seconds
+        return result | dict(self.report or {})
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> WorkerCost:
+        own = ("name", "peak_memory_mb", "cpu_seconds")
+        report = {key: value for key, value in content.items() if key not in own}
+        return cls(**given(cls, content), report=report or None)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Time and memory of a run. Memory is in MiB, like every `_mb`."""
+
+    train_seconds: float = math.nan
+    total_seconds: float = math.nan
+    train_cpu_seconds: float | None = None  # of all workers; a resumed run does not know its first part's
+    peak_memory_mb: float = math.nan  # of the largest worker
+    memory_kind: str = ""  # how it was measured
+    workers: tuple[WorkerCost, ...] = ()
+    calibration_samples: int | None = None
+    stages: Mapping[str, float] = field(default_factory=dict)  # seconds by name
+
+    def to_dict(self) -> dict[str, Any]:
+        workers = [worker.to_dict() for worker in self.workers]
+        return {**vars(self), "workers": workers, "stages": dict(self.stages)}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Cost:
+        workers = tuple(map(WorkerCost.from_dict, content.get("workers") or ()))
+        return cls(**given(cls, content) | {"workers": workers})
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the model in MiB."""
+
+    full_precision_mb: float = math.nan
+    quantized_mb: float = math.nan  # of mrem.safetensors
+    formula_mb: float | None = None  # as the paper counts
+    onnx_mb: float | None = None
+
+    def to_dict(self) -> dict[str, float]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Sizes:
+        return cls(**given(cls, content))
+
+
+@dataclass(frozen=True)
+class OnnxCheck:
+    """What the validation of an ONNX file found; scores and agreements are percentages of the first split."""
+
+    onnxruntime: str = ""
+    metric: float = math.nan
+    drop: float = math.nan  # points below full precision, of the split that lost most
+    agreement: float = math.nan  # with the quantized model in torch
+    agreement_full_precision: float = math.nan
+    integer_products: int = 0  # matmuls that run on integers
+    float_products: int = 0
+    providers: tuple[str, ...] = ()
+
+    @property
+    def products(self) -> int:
+        return self.integer_products + self.float_products
+
+
+@dataclass(frozen=True)
+class Onnx:
+    """The exported file that the report is about: that of the first profile."""
+
+    file: str = ""
+    profile: str | None = None
+    opset: int | None = None
+    size_mb: float = math.nan
+    recipe_digest: str | None = None
+    check: OnnxCheck | None = None  # None: it was not validated
+
+    def to_dict(self) -> dict[str, Any]:
+        if self.check is None:
+            order = ("file", "profile", "recipe_digest", "opset", "size_mb")
+            return {name: getattr(self, name) for name in order}
+        own = {name: getattr(self, name) for name in ("profile", "file", "opset", "size_mb")}
+        return {**own, **vars(self.check), "providers": list(self.check.providers)}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Onnx:
+        check = None
+        if "metric" in content:
+            providers = tuple(content.get("providers") or ())
+            check = OnnxCheck(**given(OnnxCheck, content) | {"providers": providers})
+        return cls(**given(cls, content), check=check)
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """How the modules of MREM-P depended on each other."""
+
+    staleness: int = 0
+    teacher_forcing_steps: float = 0.0
+    # module -> [(age, times used), …] of its inputs, an age being steps of the module before it
+    ages: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **vars(self),
+            "ages": {name: [list(pair) for pair in ages] for name, ages in self.ages.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Parallel:
+        ages = {
+            name: [(age, times) for age, times in own] for name, own in (content.get("ages") or {}).items()
+        }
+        return cls(**given(cls, content) | {"ages": ages})
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """The bits that every layer got under a budget, and the errors they were chosen by."""
+
+    budget_mb: float = math.nan
+    planned_mb: float = math.nan
+    sensitivity: str = ""
+    layers: Mapping[str, int] = field(default_factory=dict)
+    errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # layer -> bits -> error
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Mixed:
+        return cls(**given(cls, content))
+
+
+@dataclass(frozen=True)
+class QatChoice:
+    """The step whose weights were kept because they scored best on the evaluation split."""
+
+    step: int = 0
+    score: float = math.nan
+    evaluations: Sequence[Sequence[float]] = ()  # [[step, score], …]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "evaluations": [list(entry) for entry in self.evaluations]}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> QatChoice:
+        return cls(**given(cls, content))
+
+
+@dataclass(frozen=True)
+class Qat:
+    """What quantization-aware training was trained on, and what its result was chosen by."""
+
+    epochs: tuple[float, ...] = ()
+    training_samples: int | None = None
+    training_split: int | None = None  # samples that there are
+    training_windows: int | None = None  # more than samples where texts are cut into several
+    choice: QatChoice | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        own = {**vars(self), "epochs": list(self.epochs)}
+        choice = own.pop("choice")
+        return {**own, "chosen_on_the_evaluation_split": choice.to_dict() if choice else None}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Qat:
+        choice = part(QatChoice, content.get("chosen_on_the_evaluation_split"))
+        epochs = tuple(content.get("epochs") or ())
+        return cls(**given(cls, content) | {"epochs": epochs, "choice": choice})
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """metrics.json: what the quantized model scores, and what it cost to make."""
+
+    task: str = ""
+    data: str = ""
+    model: str = ""
+    method: str = ""
+    bits: str = ""
+    seed: int | None = None
+    accuracy: Accuracy = field(default_factory=lambda: Accuracy(""))
+    cost: Cost = field(default_factory=Cost)
+    environment: Mapping[str, Any] = field(default_factory=dict)  # of base/machine.py, as it is
+    size: Sizes = field(default_factory=Sizes)
+    onnx: Onnx | None = None
+    parallel: Parallel | None = None  # of MREM-P
+    mixed: Mixed | None = None  # with --bits auto
+    qat: Qat | None = None
+    base_model: str | None = None  # hub id and licence of the original, where they are known
+    license: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        result: dict[str, Any] = {
+            "format": FORMAT,
+            "task": self.task,
+            "data": self.data,
+            "model": self._source(),
+            "method": self.method,
+            "bits": self.bits,
+            "seed": self.seed,
+            "accuracy": self.accuracy.to_dict(),
+            "cost": self.cost.to_dict(),
+            "environment": dict(self.environment),
+        }
+        parts = {"parallel": self.parallel, "mixed_precision": self.mixed, "qat": self.qat}
+        parts |= {"size": self.size, "onnx": self.onnx}
+        return result | {name: part.to_dict() for name, part in parts.items() if part is not None}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Metrics:
+        bits, model = content.get("bits"), content.get("model")
+        source = model if isinstance(model, Mapping) else {"name": model}
+        return cls(
+            **given(cls, content)
+            | {
+                "model": str(source.get("name") or ""),
+                "base_model": source.get("base_model"),
+                "license": source.get("license"),
+                "bits": "-".join(map(str, bits)) if isinstance(bits, list | tuple) else str(bits or ""),
+                "accuracy": Accuracy.from_dict(content.get("accuracy") or {}),
+                "cost": Cost.from_dict(content.get("cost") or {}),
+                "size": Sizes.from_dict(content.get("size") or {}),
+                "onnx": part(Onnx, content.get("onnx")),
+                "parallel": part(Parallel, content.get("parallel")),
+                "mixed": part(Mixed, content.get("mixed_precision")),
+                "qat": part(Qat, content.get("qat")),
+            }
+        )
+
+    def _source(self) -> str | dict[str, str]:
+        known = {"base_model": self.base_model, "license": self.license}
+        more = {name: value for name, value in known.items() if value}
+        return {"name": self.model, **more} if more else self.model
+
+    def write(self, folder: Path) -> None:
+        write_json(folder / METRICS, self.to_dict())
+
+    @classmethod
+    def read(cls, folder: Path) -> Metrics:
+        return cls.from_dict(read_json(folder / METRICS))
