@@ -336,7 +336,7 @@ def _score(
 
     evaluation = _evaluation(recipe, subject)
     split = next(iter(evaluation.splits.values()))
-    metric, scorer = evaluation.task.metric, split.judge
+    metric, scorer = evaluation.task.metric, split.scorer
     rows, scores = {}, {}
     for contender in contenders:
         predictor = onnx_predictor(open_session(contender.path, threads))
