@@ -240,7 +240,7 @@ def _summary(rows: list[dict[str, Any]], absent: dict[str, str]) -> str:
     rounds = len(rows[0]["rounds"])
     lines = [
         f"Forward and backward of 8-bit fake quantization, float32, {torch.get_num_threads()} thread(s), "
-        f"{backends.describe().removeprefix('kernels: ')}; medians of {rounds} interleaved rounds.",
+        f"{backends.describe_backend().removeprefix('kernels: ')}; medians of {rounds} interleaved rounds.",
         f"Bandwidth is that of '{YARDSTICK}', which moves the same bytes.",
     ]
     return "\n".join(lines + [f"Not measured: {name}, {reason}." for name, reason in absent.items()])

@@ -33,7 +33,7 @@ def main() -> int:
     print(
         f"{platform.processor() or platform.machine()}, NumPy {np.__version__}, one thread, {CODES:,} codes"
     )
-    print(backends.describe())
+    print(backends.describe_backend())
     backs = {"reference": reference_packing, "cpp": backends.extension().module}
     copy = np.zeros(CODES, np.int8)
     print(f"copying the codes: {CODES / best_seconds(copy.copy) / 1e9:.2f} G codes/s")

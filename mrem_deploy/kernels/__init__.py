@@ -1,7 +1,7 @@
-"""The façade of the kernels: each op with its checks, once; implementations behind it.
+"""The kernels as everyone calls them: each op with its checks, written once; implementations behind it.
 
-Everyone calls the ops from here; nobody calls an implementation directly. See `backends` for which one runs.
-Packing needs no torch, so the ops of training are imported when they are first asked for.
+Nobody calls an implementation directly. `backends` says which one runs. Importing this package loads neither
+NumPy nor torch: a name is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mrem_deploy.kernels.backends import backend, describe
-from mrem_deploy.kernels.packing import PACKABLE_BITS, pack, packed_size, unpack
+from mrem_deploy.kernels.backends import backend, describe_backend
 
 if TYPE_CHECKING:
     from mrem_deploy.kernels.ops import fake_quant, fake_quant_linear, fake_quant_matmul, laq, twn
+    from mrem_deploy.kernels.packing import PACKABLE_BITS, pack, packed_size, unpack
 
 __all__ = [
     "PACKABLE_BITS",
     "backend",
-    "describe",
+    "describe_backend",
     "fake_quant",
     "fake_quant_linear",
     "fake_quant_matmul",
@@ -28,9 +28,11 @@ __all__ = [
     "twn",
     "unpack",
 ]
+_PACKING = ("PACKABLE_BITS", "pack", "packed_size", "unpack")
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("mrem_deploy.kernels.ops"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "packing" if name in _PACKING else "ops"
+    return getattr(importlib.import_module(f"mrem_deploy.kernels.{module}"), name)

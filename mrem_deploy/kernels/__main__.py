@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 from mrem_deploy.base import cli
-from mrem_deploy.kernels.backends import describe
+from mrem_deploy.kernels.backends import describe_backend
 
 
 def main(argv: list[str] | None = None) -> int:
-    print(describe())
+    print(describe_backend())
     return 0
 
 

@@ -182,7 +182,7 @@ def _module(name: str) -> ModuleType:
     return importlib.import_module(BACKENDS[name])
 
 
-def describe() -> str:
+def describe_backend() -> str:
     """For people: what runs here, and if it is not the fastest, why and what to do."""
     if backend() == "cpp":
         return f"kernels: the C++ extension is in use (CPU target {active_target()})"

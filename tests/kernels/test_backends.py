@@ -164,3 +164,13 @@ def test_an_instruction_set_needs_processor_and_operating_system() -> None:
         "AVX2: yes",
         "AVX-512: no, the operating system does not save its registers",
     ]
+
+
+def test_the_choices_are_known_without_torch() -> None:
+    """The recipe's --help lists them, and must not take seconds."""
+    code = (
+        "import sys; from mrem_deploy.kernels.backends import CHOICES; "
+        "print(*CHOICES, {'torch', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "auto reference cpp triton set()"

@@ -202,7 +202,7 @@ def test_backend_is_chosen_by_the_environment(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("MREM_BACKEND", "reference")
     assert kernels.backend() == "reference"
     assert backends.implementation() is reference_packing
-    assert "MREM_BACKEND=reference" in kernels.describe()
+    assert "MREM_BACKEND=reference" in kernels.describe_backend()
     monkeypatch.setenv("MREM_BACKEND", "gpu")
     with pytest.raises(UserError, match=r"auto, reference, cpp, triton, but is 'gpu'"):
         kernels.backend()
@@ -220,7 +220,7 @@ def test_missing_extension_explains_itself_and_the_reference_takes_over(
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # once is enough
         np.testing.assert_array_equal(kernels.unpack(packed, 2, 21), codes)
-    assert "slower" in kernels.describe()
+    assert "slower" in kernels.describe_backend()
     monkeypatch.setenv("MREM_BACKEND", "cpp")
     with pytest.raises(UserError, match=r"it was not built(.|\n)*compiler"):
         kernels.pack(codes, 2)
