@@ -25,9 +25,9 @@ import onnx_ir as ir
 import torch
 
 from mrem_deploy.export.builder import CONTRIB, Builder
-from mrem_deploy.export.profiles import Profile, carrier
+from mrem_deploy.export.profiles import Profile
 from mrem_deploy.export.skeleton import DOMAIN
-from mrem_deploy.export.tensors import PACKED_BITS, integer_tensor
+from mrem_deploy.export.tensors import PACKED_BITS, carrier, integer_tensor
 from mrem_deploy.models.architectures import Anatomy
 from mrem_deploy.quant.frozen import FrozenModel, FrozenScale, FrozenWeight
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import onnx_ir as ir
-
 from mrem_deploy.base.errors import UserError
 
 INT2_OPSET = 25  # the first opset with INT2
@@ -89,15 +87,6 @@ def find_profile(name: str) -> Profile:
     if name not in PROFILES:
         raise UserError(f"there is no export profile {name!r}", f"choose among {', '.join(PROFILES)}")
     return PROFILES[name]
-
-
-def carrier(profile: Profile, bits: int, opset: int) -> ir.DataType:
-    """The ONNX type that weights of `bits` travel in."""
-    if profile.packed and bits == 2 and opset >= INT2_OPSET:
-        return ir.DataType.INT2
-    if profile.packed and bits <= 4 and opset >= INT4_OPSET:
-        return ir.DataType.INT4
-    return ir.DataType.UINT8 if bits == 8 and profile.zero_points else ir.DataType.INT8
 
 
 def choose_opset(profile: Profile, bits: set[int], asked: int | None) -> int:

@@ -16,6 +16,7 @@ lowest opset that a profile asks for: none of its operators changed its meaning 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
@@ -103,12 +104,24 @@ AttentionInterface.register(ATTENTION, _attention)
 AttentionMaskInterface.register(ATTENTION, _mask)
 
 
-def trace(frozen: FrozenModel) -> tuple[ir.Model, Anatomy]:
-    """The skeleton of a frozen model in ONNX, with dynamic batch and sequence, and the model's anatomy."""
+@dataclass(frozen=True)
+class Skeleton:
+    """The trace of one model. Profiles lower copies of it, so one trace serves them all."""
+
+    model: ir.Model
+    anatomy: Anatomy
+
+    def copy(self) -> ir.Model:
+        """A graph to change freely: nodes and values are new, the stored tensors are shared."""
+        return self.model.clone()
+
+
+def trace(frozen: FrozenModel) -> Skeleton:
+    """The skeleton of a frozen model, with dynamic batch and sequence."""
     model, found = shell(frozen, ATTENTION)
     model.float()
     _place_markers(model, found)
-    return traced(model, OUTPUTS[frozen.head], OPSET).model, found
+    return Skeleton(traced(model, OUTPUTS[frozen.head], OPSET).model, found)
 
 
 def _place_markers(model: PreTrainedModel, found: Anatomy) -> None:

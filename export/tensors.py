@@ -5,9 +5,19 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from mrem_deploy.export.profiles import INT2_OPSET, INT4_OPSET, Profile
 from mrem_deploy.kernels import pack
 
 PACKED_BITS = {ir.DataType.INT2: 2, ir.DataType.INT4: 4}
+
+
+def carrier(profile: Profile, bits: int, opset: int) -> ir.DataType:
+    """The ONNX type that weights of `bits` travel in."""
+    if profile.packed and bits == 2 and opset >= INT2_OPSET:
+        return ir.DataType.INT2
+    if profile.packed and bits <= 4 and opset >= INT4_OPSET:
+        return ir.DataType.INT4
+    return ir.DataType.UINT8 if bits == 8 and profile.zero_points else ir.DataType.INT8
 
 
 def integer_tensor(codes: np.ndarray, dtype: ir.DataType, name: str) -> ir.TensorProtocol:

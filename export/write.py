@@ -1,8 +1,13 @@
-"""One frozen model to one ONNX file."""
+"""Write a frozen model as ONNX files, one for each profile.
+
+Tracing takes most of the time and does not depend on the profile, so `export_all` traces once. Each profile
+lowers a copy of the trace.
+"""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
@@ -11,45 +16,66 @@ import onnx_ir.passes.common as passes
 
 import mrem_deploy
 from mrem_deploy.base.files import atomic_file, explained
+from mrem_deploy.base.progress import say
 from mrem_deploy.export.lower import Lowering
 from mrem_deploy.export.profiles import IR_VERSIONS, choose_opset, find_profile
-from mrem_deploy.export.skeleton import trace
+from mrem_deploy.export.skeleton import Skeleton, trace
 from mrem_deploy.quant.frozen import FrozenModel
 
-LARGEST_FILE = 2**31 - 2**24  # protobuf ends at 2 GiB; above, the tensors go into a file beside the graph
+LARGEST_FILE = 2**31 - 2**24  # protobuf ends at 2 GiB; above, the tensors go into a file next to the graph
 
 
-def export_onnx(frozen: FrozenModel, path: Path, profile: str = "ort-cpu", opset: int | None = None) -> Path:
-    """Write `frozen` as ONNX; the file is either the old one or the whole new one."""
+def export_all(
+    frozen: FrozenModel, folder: Path, profiles: Sequence[str], opset: int | None = None
+) -> list[Path]:
+    """Write each profile's file into `folder`, all from one trace; returns the paths in the same order."""
+    for name in profiles:  # a bad name or opset is refused before anything is written
+        _opset(frozen, name, opset)
+    skeleton = trace(frozen) if profiles else None
+    paths = []
+    for name in profiles:
+        say(f"exporting to ONNX, profile {name}")
+        paths.append(export_onnx(frozen, Path(folder) / find_profile(name).file, name, opset, skeleton))
+    return paths
+
+
+def export_onnx(
+    frozen: FrozenModel,
+    path: Path,
+    profile: str = "ort-cpu",
+    opset: int | None = None,
+    skeleton: Skeleton | None = None,
+) -> Path:
+    """Write `frozen` as one ONNX file, which is replaced in one step: a reader sees the old or the new one.
+
+    `skeleton` is the trace of this model, if there is one already; it is not changed.
+    """
     path = Path(path)
-    model = lowered(frozen, profile, opset)
+    model = lowered(frozen, profile, opset, skeleton)
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
-    beside = f"{path.name}.*.data"
-    stale = list(path.parent.glob(beside))
+    pattern = f"{path.name}.*.data"
+    stale = list(path.parent.glob(pattern))
     if size > LARGEST_FILE:
-        # Under a name of its own: until the graph is replaced, the old one still finds its old tensors.
-        data = path.with_name(beside.replace("*", uuid.uuid4().hex[:8]))
+        # A new name each time: until the graph is replaced, the old one still finds its old tensors.
+        data = path.with_name(pattern.replace("*", uuid.uuid4().hex[:8]))
         with explained(data), atomic_file(path) as temporary:
             ir.save(model, temporary, external_data=data.name)
     else:
         with atomic_file(path) as temporary:
-            onnx.save(_plain(model), temporary)
+            onnx.save(compact_proto(model), temporary)
     for old in stale:
         old.unlink()
     return path
 
 
-def to_onnx(frozen: FrozenModel, profile: str = "ort-cpu", opset: int | None = None) -> onnx.ModelProto:
-    """The same in memory, for models below 2 GiB."""
-    return _plain(lowered(frozen, profile, opset))
-
-
-def lowered(frozen: FrozenModel, profile: str, opset: int | None) -> ir.Model:
-    """The whole graph with its tensors, as the profile writes it."""
-    chosen = find_profile(profile)
-    version = choose_opset(chosen, {weight.bits for weight in frozen.weights.values()}, opset)
-    model, found = trace(frozen)
-    Lowering(model.graph, frozen, found, chosen, version).run()
+def lowered(
+    frozen: FrozenModel, profile: str, opset: int | None = None, skeleton: Skeleton | None = None
+) -> ir.Model:
+    """The full graph with its tensors, in the profile's form."""
+    version = _opset(frozen, profile, opset)
+    skeleton = skeleton or trace(frozen)
+    model = skeleton.copy()
+    Lowering(model.graph, frozen, skeleton.anatomy, find_profile(profile), version).run()
     _tidy(model)
     model.ir_version = IR_VERSIONS[version]
     model.producer_name, model.producer_version = "mrem_deploy", mrem_deploy.__version__
@@ -58,8 +84,21 @@ def lowered(frozen: FrozenModel, profile: str, opset: int | None) -> ir.Model:
     return model
 
 
+def compact_proto(model: ir.Model) -> onnx.ModelProto:
+    """The model without what only costs bytes: node names (their outputs have names) and inner shapes."""
+    proto = ir.to_proto(model)
+    for node in proto.graph.node:
+        node.ClearField("name")
+    del proto.graph.value_info[:]
+    return proto
+
+
+def _opset(frozen: FrozenModel, profile: str, opset: int | None) -> int:
+    return choose_opset(find_profile(profile), {weight.bits for weight in frozen.weights.values()}, opset)
+
+
 def _tidy(model: ir.Model) -> None:
-    """Drop what nobody reads, and the exporter's notes on where in the source a node comes from."""
+    """Drop unused nodes, and the exporter's notes on where in the source a node comes from."""
     passes.RemoveUnusedNodesPass()(model)
     for node in model.graph:
         node.metadata_props.clear()
@@ -67,12 +106,3 @@ def _tidy(model: ir.Model) -> None:
         for value in node.outputs:
             value.metadata_props.clear()
     model.graph.sort()
-
-
-def _plain(model: ir.Model) -> onnx.ModelProto:
-    """Without what only costs bytes: names of nodes (their outputs have some), shapes inside."""
-    proto = ir.to_proto(model)
-    for node in proto.graph.node:
-        node.ClearField("name")
-    del proto.graph.value_info[:]
-    return proto

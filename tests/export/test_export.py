@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -21,8 +23,8 @@ from quant_specs import SPECS  # noqa: E402
 from tiny_models import ARCHITECTURES, quantized_twin, tiny_batch, tiny_encoded, tiny_model  # noqa: E402
 
 from mrem_deploy.base import cli  # noqa: E402
-from mrem_deploy.export import PROFILES, __main__, export_onnx, write  # noqa: E402
-from mrem_deploy.export.skeleton import trace  # noqa: E402
+from mrem_deploy.export import PROFILES, __main__, export_all, export_onnx, write  # noqa: E402
+from mrem_deploy.export.skeleton import Skeleton, trace  # noqa: E402
 from mrem_deploy.models.architectures import model_outputs  # noqa: E402
 from mrem_deploy.numerics import quantize  # noqa: E402
 from mrem_deploy.quant import artifact  # noqa: E402
@@ -43,20 +45,28 @@ def frozen_model(kind: str, head: str = CLASSIFIER, spec: QuantSpec | None = Non
 
 
 @cache
-def skeleton(kind: str, head: str) -> tuple[bytes, Any]:
-    model, found = trace(frozen_model(kind, head))
-    return ir.to_proto(model).SerializeToString(), found
+def skeleton(kind: str, head: str) -> Skeleton:
+    """Tracing takes seconds, and the skeleton depends on neither bits nor profile: one serves all tests."""
+    return trace(frozen_model(kind, head))
+
+
+def to_onnx(frozen: FrozenModel, profile: str = "ort-cpu") -> Any:
+    """The exported model in memory."""
+    stored = skeleton(frozen.config.model_type, frozen.head)
+    return write.compact_proto(write.lowered(frozen, profile, skeleton=stored))
 
 
 @pytest.fixture
-def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tracing takes seconds, and the skeleton depends on neither bits nor profile: keep it."""
+def traces(monkeypatch: pytest.MonkeyPatch) -> list[FrozenModel]:
+    """Every call of `trace`, which gives the remembered skeleton."""
+    seen = []
 
-    def remembered(frozen: FrozenModel) -> tuple[Any, Any]:
-        stored, found = skeleton(frozen.config.model_type, frozen.head)
-        return ir.from_proto(onnx.ModelProto.FromString(stored)), found
+    def remembered(frozen: FrozenModel) -> Skeleton:
+        seen.append(frozen)
+        return skeleton(frozen.config.model_type, frozen.head)
 
     monkeypatch.setattr(write, "trace", remembered)
+    return seen
 
 
 def session(model: Any, exact: bool = False) -> Any:
@@ -120,14 +130,13 @@ def with_codes(model: Any, frozen: FrozenModel) -> tuple[Any, dict[str, str]]:
     return model, asked
 
 
-@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 @pytest.mark.parametrize("profile", PROFILES)
 def test_integers_and_outputs_are_those_of_torch(profile: str, kind: str, bits: str) -> None:
     frozen = frozen_model(kind, CLASSIFIER, QuantSpec(*BITS[bits], per_channel=True))
     batch = tiny_encoded(kind, count=32).batch(np.arange(32))  # enough integers for a share to mean something
-    model = write.to_onnx(frozen, profile)
+    model = to_onnx(frozen, profile)
     onnx.checker.check_model(model, full_check=True)
     # INT8 products saturate where the processor has no VNNI: TensorRT's form is run as written.
     exact = not PROFILES[profile].zero_points
@@ -163,11 +172,10 @@ def _signed(codes: np.ndarray, frozen: FrozenModel, step: str, profile: str) -> 
     return codes.astype(np.int64) + (0 if grid.signed else 2 ** (grid.bits - 1))
 
 
-@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize("head", ["token-classification", "question-answering", "feature-extraction"])
 def test_every_head_has_hugging_faces_names(head: str) -> None:
     frozen, batch = frozen_model("bert", head, QuantSpec(2, 2, 8)), tiny_batch("bert")
-    came = run(write.to_onnx(frozen), batch)
+    came = run(to_onnx(frozen), batch)
     expected = {
         "token-classification": ["logits"],
         "question-answering": ["start_logits", "end_logits"],
@@ -178,19 +186,17 @@ def test_every_head_has_hugging_faces_names(head: str) -> None:
         np.testing.assert_allclose(output, reference, **CLOSE)
 
 
-@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize("profile", ["ort-cpu", "tensorrt"])
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
 def test_every_way_of_quantizing_exports(spec: QuantSpec, profile: str) -> None:
     frozen, batch = frozen_model("bert", CLASSIFIER, spec), tiny_batch("bert")
-    came = run(write.to_onnx(frozen, profile), batch, exact=profile == "tensorrt")
+    came = run(to_onnx(frozen, profile), batch, exact=profile == "tensorrt")
     np.testing.assert_allclose(came["logits"], torch_outputs(frozen, batch)[0], **CLOSE)
 
 
-@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "mpnet"])
 def test_batch_and_padding_do_not_change_an_answer(kind: str) -> None:
-    opened = session(write.to_onnx(frozen_model(kind, CLASSIFIER, QuantSpec(2, 2, 8))))
+    opened = session(to_onnx(frozen_model(kind, CLASSIFIER, QuantSpec(2, 2, 8))))
     batch = {name: value.numpy() for name, value in tiny_batch(kind).items()}
     feed = {entry.name: batch[entry.name] for entry in opened.get_inputs()}
     together = opened.run(None, feed)[0]
@@ -205,7 +211,6 @@ def test_batch_and_padding_do_not_change_an_answer(kind: str) -> None:
 # -- what stands in the file ---------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize(
     ("profile", "bits", "opset", "ir_version", "carrier"),
     [
@@ -221,7 +226,7 @@ def test_batch_and_padding_do_not_change_an_answer(kind: str) -> None:
 )
 def test_types_of_a_profile(profile: str, bits: str, opset: int, ir_version: int, carrier: str) -> None:
     frozen = frozen_model("bert", CLASSIFIER, QuantSpec(*BITS[bits]))
-    model = write.to_onnx(frozen, profile)
+    model = to_onnx(frozen, profile)
     assert model.ir_version == ir_version
     assert {entry.domain: entry.version for entry in model.opset_import}[""] == opset
     matrices = [i for i in model.graph.initializer if i.name.endswith("dense.weight.codes")]
@@ -239,13 +244,12 @@ def test_types_of_a_profile(profile: str, bits: str, opset: int, ir_version: int
     assert domains == ({"", "com.microsoft"} if profile == "ort-cpu" else {""})
 
 
-@pytest.mark.usefixtures("traced_once")
 def test_the_default_profile_multiplies_integers_only(tmp_path: Path) -> None:
     frozen = frozen_model("bert", CLASSIFIER, QuantSpec(4, 4, 8))
     options = ort.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     options.log_severity_level = 3
-    ort.InferenceSession(write.to_onnx(frozen).SerializeToString(), options)
+    ort.InferenceSession(to_onnx(frozen).SerializeToString(), options)
     optimized = onnx.load(tmp_path / "optimized.onnx")
     kinds = Counter(node.op_type for node in optimized.graph.node)
     # qkv, two products of attention, and three dense layers in each block; the pooler.
@@ -256,7 +260,6 @@ def test_the_default_profile_multiplies_integers_only(tmp_path: Path) -> None:
     assert stored == {onnx.TensorProto.INT8}, "the Cast behind a packed weight is folded when loading"
 
 
-@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize("profile", ["ort-cpu", "qdq", "int8"])
 def test_codes_over_the_whole_range_do_not_saturate(profile: str) -> None:
     """16-bit sums of INT8 products overflow on processors without VNNI; these profiles avoid them."""
@@ -269,20 +272,19 @@ def test_codes_over_the_whole_range_do_not_saturate(profile: str) -> None:
     }
     changed, batch = dataclasses.replace(frozen, weights=extreme), tiny_batch("bert")
     expected = torch_outputs(changed, batch)[0]
-    np.testing.assert_allclose(run(write.to_onnx(changed, profile), batch)["logits"], expected, **CLOSE)
+    np.testing.assert_allclose(run(to_onnx(changed, profile), batch)["logits"], expected, **CLOSE)
 
 
-@pytest.mark.usefixtures("traced_once")
 def test_metadata_names_the_recipe() -> None:
     frozen = dataclasses.replace(frozen_model("bert"), notes={"recipe_digest": "abc", "bits": "4-4-8"})
-    properties = {entry.key: entry.value for entry in write.to_onnx(frozen, "qdq").metadata_props}
+    properties = {entry.key: entry.value for entry in to_onnx(frozen, "qdq").metadata_props}
     assert properties["recipe_digest"] == "abc"
     assert properties["bits"] == "4-4-8"
     assert properties["profile"] == "qdq"
     assert properties["version"]
 
 
-@pytest.mark.usefixtures("traced_once")
+@pytest.mark.usefixtures("traces")
 def test_large_models_put_their_tensors_beside_the_graph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,7 +310,7 @@ def result_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.usefixtures("traced_once")
+@pytest.mark.usefixtures("traces")
 def test_the_verb_writes_the_profiles_file(result_folder: Path, tmp_path: Path, capsys: Any) -> None:
     assert (
         cli.run(__main__.main, [str(result_folder), "--profile", "int8", "--out", str(tmp_path / "a.onnx")])
@@ -318,6 +320,44 @@ def test_the_verb_writes_the_profiles_file(result_folder: Path, tmp_path: Path, 
     assert "a.onnx" in capsys.readouterr().out
     assert cli.run(__main__.main, [str(result_folder)]) == 0
     assert (result_folder / "model.onnx").is_file()
+
+
+def test_one_trace_serves_every_profile(tmp_path: Path, traces: list[FrozenModel]) -> None:
+    frozen = frozen_model("bert", CLASSIFIER, QuantSpec(2, 2, 8))
+    stored = skeleton("bert", CLASSIFIER)
+    before = ir.to_proto(stored.model).SerializeToString()
+    paths = export_all(frozen, tmp_path, tuple(PROFILES))
+    assert len(traces) == 1
+    assert [path.name for path in paths] == [profile.file for profile in PROFILES.values()]
+    assert ir.to_proto(stored.model).SerializeToString() == before, "lowering works on a copy"
+
+
+def test_a_shared_trace_writes_the_same_bytes_as_one_for_each_file(tmp_path: Path) -> None:
+    frozen = frozen_model("bert", "question-answering", QuantSpec(4, 4, 8))
+    names = ("int8", "ort-cpu")
+    for path, name in zip(export_all(frozen, tmp_path, names), names, strict=True):
+        alone = export_onnx(frozen, tmp_path / "alone.onnx", name)
+        assert path.read_bytes() == alone.read_bytes(), name
+
+
+def test_the_verb_writes_several_profiles(
+    result_folder: Path, traces: list[FrozenModel], capsys: Any
+) -> None:
+    assert cli.run(__main__.main, [str(result_folder), "--profile", "int8, qdq,int8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        str(result_folder / PROFILES[name].file) for name in ("int8", "qdq")
+    ]
+    assert len(traces) == 1
+
+
+def test_help_loads_neither_torch_nor_onnx() -> None:
+    code = (
+        "import sys; from mrem_deploy.export.__main__ import build_parser; build_parser().format_help(); "
+        "print({'torch', 'onnx', 'onnx_ir', 'transformers', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 def _truncate(folder: Path) -> None:
@@ -332,6 +372,16 @@ def _newer(folder: Path) -> None:
 
 BAD = {
     "unknown profile": (lambda folder: None, ["--profile", "tpu"], "no export profile 'tpu'"),
+    "one file for two profiles": (
+        lambda folder: None,
+        ["--profile", "qdq,int8", "--out", "a.onnx"],
+        "--out names one file",
+    ),
+    "opset too old for the second": (
+        lambda folder: None,
+        ["--profile", "int8,qdq", "--opset", "18"],
+        "profile qdq cannot be written at opset 18",
+    ),
     "opset too old": (lambda folder: None, ["--opset", "13"], "cannot be written at opset 13"),
     "opset from the future": (lambda folder: None, ["--opset", "99"], "cannot be written at opset 99"),
     "truncated tensors": (_truncate, [], "cannot be read"),
