@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from mrem_deploy.kernels import backends
-from mrem_deploy.kernels import reference as reference
+from mrem_deploy.kernels import backends, reference
+from mrem_deploy.kernels.quantized import Quantized
 from mrem_deploy.numerics import Grid
 
 Tensor = torch.Tensor
@@ -36,6 +36,10 @@ _cpu = _load()
 def serves(*tensors: Tensor | None) -> bool:
     """Whether all of them are what the extension computes with."""
     return all(t is None or (t.dtype == torch.float32 and t.device.type == "cpu") for t in tensors)
+
+
+def _serves_operands(left: Quantized, right: Quantized, *tensors: Tensor | None) -> bool:
+    return serves(left.scale, left.threshold, right.scale, right.threshold, *tensors)
 
 
 def _array(x: Tensor) -> Any:
@@ -64,32 +68,33 @@ def _quantized(x: Tensor, scale: Tensor, grid: Grid, dequantize: bool) -> Tensor
     return out
 
 
-def _quantized_weight(
-    weight: Tensor, scale: Tensor, grid: Grid, threshold: Tensor | None, dequantize: bool
-) -> Tensor:
+def _operand(x: Tensor, how: Quantized, dequantize: bool) -> Tensor:
+    """As `_quantized`, for an operand that may be ternary."""
+    scale, threshold = how.scale, how.threshold
     if threshold is None:
-        return _quantized(weight, scale, grid, dequantize)
+        return _quantized(x, scale, how.grid, dequantize)
     if threshold.numel() != scale.numel():  # one for all and one per row: give both one per row
-        threshold, scale = (t.expand(weight.shape[0], 1) if t.numel() == 1 else t for t in (threshold, scale))
-    out = torch.empty(weight.shape)
+        threshold, scale = (t.expand(x.shape[0], 1) if t.numel() == 1 else t for t in (threshold, scale))
+    out = torch.empty(x.shape)
     factor = _plain(scale) if dequantize else None
-    _cpu.ternarize(_plain(weight), _plain(threshold), factor, out.numpy(), torch.get_num_threads())
+    _cpu.ternarize(_plain(x), _plain(threshold), factor, out.numpy(), torch.get_num_threads())
     return out
 
 
-def _quantized_stored(x: Tensor, scale: Tensor, grid: Grid, dequantize: bool) -> Tensor:
-    """As `_quantized`, but of a transposed view the transposed view of a contiguous result: (batch, M, K)."""
+def _batched_operand(x: Tensor, how: Quantized, dequantize: bool) -> Tensor:
+    """(batch, M, K). For a transposed view, the result is the transposed view of a contiguous tensor."""
     if _is_transposed(x):
-        return _quantized_stored(x.transpose(-1, -2), scale, grid, dequantize).transpose(-1, -2)
-    return _quantized(x, scale, grid, dequantize).reshape(-1, *x.shape[-2:])
+        return _batched_operand(x.transpose(-1, -2), how, dequantize).transpose(-1, -2)
+    return _operand(x, how, dequantize).reshape(-1, *x.shape[-2:])
 
 
 def _is_transposed(x: Tensor) -> bool:
     return x.stride(-1) != 1 and x.stride(-2) == 1
 
 
-def _backward_into(by_quantized: Tensor, x: Tensor, scale: Tensor, grid: Grid) -> Tensor:
-    """Turn the gradient of x̂ into that of x where it lies; returns the gradient of the step."""
+def _backward_into(by_quantized: Tensor, x: Tensor, how: Quantized) -> Tensor:
+    """Turn the gradient of x̂ into that of x in place; returns the gradient of the scale."""
+    scale, grid = how.scale, how.grid
     grad_scale = torch.empty(scale.shape)
     array = by_quantized.numpy()
     x = _readable(x, rows=scale.numel() != 1)
@@ -130,87 +135,70 @@ def fake_quant_backward(grad: Tensor, x: Tensor, scale: Tensor, grid: Grid) -> t
     return grad_x, grad_scale
 
 
-def linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    x_scale: Tensor,
-    x_grid: Grid,
-    w_scale: Tensor,
-    w_grid: Grid,
-    threshold: Tensor | None,
-) -> Tensor:
-    if not serves(x, weight, bias, x_scale, w_scale, threshold):
-        return reference.linear(x, weight, bias, x_scale, x_grid, w_scale, w_grid, threshold)
-    codes = _quantized(x, x_scale, x_grid, dequantize=False)  # (rows, in)
-    weight_codes = _quantized_weight(weight, w_scale, w_grid, threshold, dequantize=False)  # (out, in)
-    return _scale_once(torch.mm(codes, weight_codes.T), x_scale, w_scale, bias)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, x_quant: Quantized, w_quant: Quantized) -> Tensor:
+    if not _serves_operands(x_quant, w_quant, x, weight, bias):
+        return reference.linear(x, weight, bias, x_quant, w_quant)
+    codes = _operand(x, x_quant, dequantize=False)  # (rows, in)
+    weight_codes = _operand(weight, w_quant, dequantize=False)  # (out, in)
+    return _scale_once(torch.mm(codes, weight_codes.T), x_quant.scale, w_quant.scale, bias)
 
 
 def linear_backward(
     grad: Tensor,
     x: Tensor,
     weight: Tensor,
-    x_scale: Tensor,
-    x_grid: Grid,
-    w_scale: Tensor,
-    w_grid: Grid,
-    threshold: Tensor | None,
-    learned: bool,
+    x_quant: Quantized,
+    w_quant: Quantized,
     need_x: bool,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if not serves(grad, x, weight, x_scale, w_scale, threshold):
-        return reference.linear_backward(
-            grad, x, weight, x_scale, x_grid, w_scale, w_grid, threshold, learned, need_x, need_weight
-        )
+    if not _serves_operands(x_quant, w_quant, grad, x, weight):
+        return reference.linear_backward(grad, x, weight, x_quant, w_quant, need_x, need_weight)
     grad_x, grad_x_scale, grad_weight, grad_w_scale = (x.new_empty(0) for _ in range(4))
     if need_x:
-        grad_x = torch.mm(grad, _quantized_weight(weight, w_scale, w_grid, threshold, dequantize=True))
-        grad_x_scale = _backward_into(grad_x, x, x_scale, x_grid)
+        grad_x = torch.mm(grad, _operand(weight, w_quant, dequantize=True))
+        grad_x_scale = _backward_into(grad_x, x, x_quant)
     if need_weight:
-        grad_weight = torch.mm(grad.T, _quantized(x, x_scale, x_grid, dequantize=True))
-        if learned:
-            grad_w_scale = _backward_into(grad_weight, weight, w_scale, w_grid)
+        grad_weight = torch.mm(grad.T, _operand(x, x_quant, dequantize=True))
+        if w_quant.learned:
+            grad_w_scale = _backward_into(grad_weight, weight, w_quant)
     return grad_x, grad_x_scale, grad_weight, grad_w_scale
 
 
-def matmul(a: Tensor, b: Tensor, a_scale: Tensor, a_grid: Grid, b_scale: Tensor, b_grid: Grid) -> Tensor:
-    if not serves(a, b, a_scale, b_scale):
-        return reference.matmul(a, b, a_scale, a_grid, b_scale, b_grid)
-    left = _quantized_stored(a, a_scale, a_grid, dequantize=False)  # (batch, M, K)
-    right = _quantized_stored(b, b_scale, b_grid, dequantize=False)  # (batch, K, N)
-    product = _scale_once(torch.bmm(left, right), a_scale, b_scale, None)
+def matmul(a: Tensor, b: Tensor, a_quant: Quantized, b_quant: Quantized) -> Tensor:
+    if not _serves_operands(a_quant, b_quant, a, b):
+        return reference.matmul(a, b, a_quant, b_quant)
+    left = _batched_operand(a, a_quant, dequantize=False)  # (batch, M, K)
+    right = _batched_operand(b, b_quant, dequantize=False)  # (batch, K, N)
+    product = _scale_once(torch.bmm(left, right), a_quant.scale, b_quant.scale, None)
     return product.view(*a.shape[:-1], b.shape[-1])
 
 
 def matmul_backward(
-    grad: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, a_grid: Grid, b_scale: Tensor, b_grid: Grid
+    grad: Tensor, a: Tensor, b: Tensor, a_quant: Quantized, b_quant: Quantized
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if not serves(grad, a, b, a_scale, b_scale):
-        return reference.matmul_backward(grad, a, b, a_scale, a_grid, b_scale, b_grid)
+    if not _serves_operands(a_quant, b_quant, grad, a, b):
+        return reference.matmul_backward(grad, a, b, a_quant, b_quant)
     by_product = grad.reshape(-1, *grad.shape[-2:])  # (batch, M, N)
-    right = _quantized_stored(b, b_scale, b_grid, dequantize=True)
-    grad_a, grad_a_scale = _operand_gradient(by_product, right.transpose(1, 2), a, a_scale, a_grid)
-    left = _quantized_stored(a, a_scale, a_grid, dequantize=True)
-    grad_b, grad_b_scale = _operand_gradient(left.transpose(1, 2), by_product, b, b_scale, b_grid)
+    right = _batched_operand(b, b_quant, dequantize=True)
+    grad_a, grad_a_scale = _operand_gradient(by_product, right.transpose(1, 2), a, a_quant)
+    left = _batched_operand(a, a_quant, dequantize=True)
+    grad_b, grad_b_scale = _operand_gradient(left.transpose(1, 2), by_product, b, b_quant)
     return grad_a, grad_a_scale, grad_b, grad_b_scale
 
 
-def _operand_gradient(
-    left: Tensor, right: Tensor, x: Tensor, scale: Tensor, grid: Grid
-) -> tuple[Tensor, Tensor]:
-    """Gradients of an operand x and of its step, where left·right is the gradient of x̂; row-major.
+def _operand_gradient(left: Tensor, right: Tensor, x: Tensor, how: Quantized) -> tuple[Tensor, Tensor]:
+    """Gradients of an operand x and of its scale, where left·right is the gradient of x̂; row-major.
 
-    Of a transposed view the transposed product is computed, whose rows lie as those of x do.
+    For a transposed view the transposed product is computed: its rows are stored as those of x are.
     """
     if _is_transposed(x):
         swapped, grad_scale = _operand_gradient(
-            right.transpose(1, 2), left.transpose(1, 2), x.transpose(-1, -2), scale, grid
+            right.transpose(1, 2), left.transpose(1, 2), x.transpose(-1, -2), how
         )
         return swapped.transpose(-1, -2).contiguous(), grad_scale
     grad_x = torch.bmm(left, right).view(x.shape)
-    return grad_x, _backward_into(grad_x, x, scale, grid)
+    return grad_x, _backward_into(grad_x, x, how)
 
 
 def twn(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:

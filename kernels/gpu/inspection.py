@@ -27,6 +27,7 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.kernels.gpu import linear as linear_op
 from mrem_deploy.kernels.gpu import ops
 from mrem_deploy.kernels.gpu.launching import INTERPRETED, Compiled, compiling_for
+from mrem_deploy.kernels.quantized import Quantized
 from mrem_deploy.numerics import activation_grid, asymmetric_grid, symmetric_grid
 
 KIB = 1024
@@ -97,35 +98,34 @@ def calls() -> dict[str, Callable[[], object]]:
     x, weight, bias = torch.zeros(512, 768), torch.zeros(768, 768), torch.zeros(768)
     heads = torch.zeros(2, 128, 12, 64).transpose(1, 2)
     scores = torch.zeros(2, 12, 128, 128)
-    step, steps = torch.ones(()), torch.ones(768, 1)
-    signed, unsigned, low = activation_grid(8), asymmetric_grid(8, 9), symmetric_grid(4)
+    scale, scales = torch.ones(()), torch.ones(768, 1)
+    low = symmetric_grid(4)
+    signed, unsigned = Quantized(scale, activation_grid(8)), Quantized(scale, asymmetric_grid(8, 9))
+    per_row = Quantized(scales, symmetric_grid(8), learned=True)
+    ternary = Quantized(scale, symmetric_grid(2), threshold=scale)
     half, brain = torch.float16, torch.bfloat16
-    of_rows = (step, signed, steps, symmetric_grid(8), None)
-    ternary = (step, signed, step, symmetric_grid(2), step)
     return {
-        "fake_quant": lambda: ops.fake_quant(x, step, signed),
-        "fake_quant_backward": lambda: ops.fake_quant_backward(x, x, step, signed),
+        "fake_quant": lambda: ops.fake_quant(x, scale, signed.grid),
+        "fake_quant_backward": lambda: ops.fake_quant_backward(x, x, scale, signed.grid),
         "fake_quant_backward per row fp16": lambda: ops.fake_quant_backward(
-            weight.to(half), weight.to(half), steps, low
+            weight.to(half), weight.to(half), scales, low
         ),
-        "linear codes": lambda: linear_op.linear(
-            x, weight, bias, step, unsigned, steps, symmetric_grid(8), None, codes=True
-        ),
+        "linear codes": lambda: linear_op.linear(x, weight, bias, unsigned, per_row, codes=True),
         "linear fused bf16 ternary": lambda: linear_op.linear(
-            x.to(brain), weight.to(brain), bias.to(brain), *ternary, codes=False
+            x.to(brain), weight.to(brain), bias.to(brain), signed, ternary, codes=False
         ),
-        "linear_backward of x": lambda: ops.linear_backward(x, x, weight, *of_rows, True, True, False),
+        "linear_backward of x": lambda: ops.linear_backward(x, x, weight, signed, per_row, True, False),
         "linear_backward of weight bf16": lambda: ops.linear_backward(
-            x.to(brain), x.to(brain), weight.to(brain), *of_rows, True, False, True
+            x.to(brain), x.to(brain), weight.to(brain), signed, per_row, False, True
         ),
-        "matmul scores·values": lambda: ops.matmul(scores, heads, step, unsigned, step, signed),
+        "matmul scores·values": lambda: ops.matmul(scores, heads, unsigned, signed),
         "matmul_backward fp16": lambda: ops.matmul_backward(
-            scores.to(half), heads.to(half), heads.to(half).mT, step, signed, step, signed
+            scores.to(half), heads.to(half), heads.to(half).mT, signed, signed
         ),
         "twn": lambda: (ops.twn(weight, False), ops.twn(weight, True)),
         "laq": lambda: (
-            ops.laq(weight, step, weight, low, 1, False),
-            ops.laq(weight, steps, None, low, 1, True),
+            ops.laq(weight, scale, weight, low, 1, False),
+            ops.laq(weight, scales, None, low, 1, True),
         ),
     }
 

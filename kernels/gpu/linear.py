@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from mrem_deploy.kernels.gpu.codes import int8_range, make_codes
+from mrem_deploy.kernels.gpu.codes import make_codes
 from mrem_deploy.kernels.gpu.launching import blocks
 from mrem_deploy.kernels.gpu.products import Operand, as_batches, gradient, product
-from mrem_deploy.numerics import Grid
+from mrem_deploy.kernels.quantized import Quantized
 
 # Tiles of about 128 quantize what they read. Past this many that read the same element, codes are made once:
 # a true division and a rounding take the time of some thirty int8 products (docs/kernels-gpu.md).
@@ -26,15 +26,12 @@ def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    x_scale: torch.Tensor,
-    x_grid: Grid,
-    w_scale: torch.Tensor,
-    w_grid: Grid,
-    threshold: torch.Tensor | None,
+    x_quant: Quantized,
+    w_quant: Quantized,
     codes: bool | None = None,
 ) -> torch.Tensor:
     """`codes` makes int8 codes beforehand, or not; None decides by size. The result is the same."""
-    left, right = _operands(x, weight, x_scale, x_grid, w_scale, w_grid, threshold)
+    left, right = Operand.of(x, x_quant), Operand.of(weight, w_quant)
     if bias is not None:
         bias = bias.contiguous()
     made = None
@@ -50,46 +47,22 @@ def linear_backward(
     grad: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
-    x_scale: torch.Tensor,
-    x_grid: Grid,
-    w_scale: torch.Tensor,
-    w_grid: Grid,
-    threshold: torch.Tensor | None,
-    learned: bool,
+    x_quant: Quantized,
+    w_quant: Quantized,
     need_x: bool,
     need_weight: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    left, right = _operands(x, weight, x_scale, x_grid, w_scale, w_grid, threshold)
+    left, right = Operand.of(x, x_quant), Operand.of(weight, w_quant)
     grad = as_batches(grad)
     grad_x, grad_x_scale, grad_weight, grad_w_scale = (x.new_empty(0) for _ in range(4))
     if need_x:
         grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         found = gradient(grad, right, of=left, out=as_batches(grad_x), learned=True)
         assert found is not None
-        grad_x_scale = found.reshape(x_scale.shape)
+        grad_x_scale = found.reshape(x_quant.scale.shape)
     if need_weight:
         grad_weight = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-        found = gradient(grad.mT, left, of=right, out=as_batches(grad_weight), learned=learned)
+        found = gradient(grad.mT, left, of=right, out=as_batches(grad_weight), learned=w_quant.learned)
         if found is not None:
-            grad_w_scale = found.reshape(w_scale.shape)
+            grad_w_scale = found.reshape(w_quant.scale.shape)
     return grad_x, grad_x_scale, grad_weight, grad_w_scale
-
-
-def _operands(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    x_scale: torch.Tensor,
-    x_grid: Grid,
-    w_scale: torch.Tensor,
-    w_grid: Grid,
-    threshold: torch.Tensor | None,
-) -> tuple[Operand, Operand]:
-    """X and W as matrices of one batch; scales and thresholds as dense vectors."""
-    x_range, w_range = int8_range(x_grid), int8_range(w_grid)
-    assert x_range is not None  # `ops` asked before
-    assert w_range is not None
-    dense = None if threshold is None else threshold.reshape(-1).contiguous()
-    return (
-        Operand(as_batches(x), x_scale.reshape(-1).contiguous(), x_range),
-        Operand(as_batches(weight), w_scale.reshape(-1).contiguous(), w_range, dense),
-    )

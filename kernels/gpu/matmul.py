@@ -9,33 +9,19 @@ from __future__ import annotations
 
 import torch
 
-from mrem_deploy.kernels.gpu.codes import int8_range
 from mrem_deploy.kernels.gpu.products import Operand, as_batches, gradient, product
-from mrem_deploy.numerics import Grid
+from mrem_deploy.kernels.quantized import Quantized
 
 
-def matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    a_grid: Grid,
-    b_scale: torch.Tensor,
-    b_grid: Grid,
-) -> torch.Tensor:
-    y = product(_operand(a, a_scale, a_grid), _operand(b, b_scale, b_grid))
+def matmul(a: torch.Tensor, b: torch.Tensor, a_quant: Quantized, b_quant: Quantized) -> torch.Tensor:
+    y = product(Operand.of(a, a_quant), Operand.of(b, b_quant))
     return y.view(*a.shape[:-1], b.shape[-1])
 
 
 def matmul_backward(
-    grad: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    a_grid: Grid,
-    b_scale: torch.Tensor,
-    b_grid: Grid,
+    grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, a_quant: Quantized, b_quant: Quantized
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    left, right = _operand(a, a_scale, a_grid), _operand(b, b_scale, b_grid)
+    left, right = Operand.of(a, a_quant), Operand.of(b, b_quant)
     grad = as_batches(grad)
     grad_a = torch.empty(a.shape, dtype=a.dtype, device=a.device)
     grad_b = torch.empty(b.shape, dtype=b.dtype, device=b.device)
@@ -43,10 +29,4 @@ def matmul_backward(
     by_b = gradient(grad.mT, left, of=right.mT, out=as_batches(grad_b).mT, learned=True)
     assert by_a is not None
     assert by_b is not None
-    return grad_a, by_a.reshape(a_scale.shape), grad_b, by_b.reshape(b_scale.shape)
-
-
-def _operand(x: torch.Tensor, scale: torch.Tensor, grid: Grid) -> Operand:
-    span = int8_range(grid)
-    assert span is not None  # `ops` asked before
-    return Operand(as_batches(x), scale.reshape(-1), span)
+    return grad_a, by_a.reshape(a_quant.scale.shape), grad_b, by_b.reshape(b_quant.scale.shape)

@@ -14,6 +14,7 @@ from mrem_deploy.kernels.gpu import linear as linear_op
 from mrem_deploy.kernels.gpu import matmul as matmul_op
 from mrem_deploy.kernels.gpu import weight_scales
 from mrem_deploy.kernels.gpu.codes import int8_range
+from mrem_deploy.kernels.quantized import Quantized
 from mrem_deploy.numerics import Grid
 
 Tensor = torch.Tensor
@@ -26,8 +27,8 @@ def _serves(x: Tensor, *grids: Grid) -> bool:
     return x.dtype != torch.float64 and 2 * reach < LARGEST_CODE
 
 
-def _serves_product(x: Tensor, summed: int, left: Grid, right: Grid) -> bool:
-    one, other = int8_range(left), int8_range(right)
+def _serves_product(x: Tensor, summed: int, left: Quantized, right: Quantized) -> bool:
+    one, other = int8_range(left.grid), int8_range(right.grid)
     if x.dtype == torch.float64 or one is None or other is None:
         return False
     return (
@@ -44,48 +45,34 @@ def fake_quant_backward(grad: Tensor, x: Tensor, scale: Tensor, grid: Grid) -> t
     return serving.fake_quant_backward(grad, x, scale, grid)
 
 
-def linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    x_scale: Tensor,
-    x_grid: Grid,
-    w_scale: Tensor,
-    w_grid: Grid,
-    threshold: Tensor | None,
-) -> Tensor:
-    serving = linear_op if _serves_product(x, x.shape[-1], x_grid, w_grid) else reference
-    return serving.linear(x, weight, bias, x_scale, x_grid, w_scale, w_grid, threshold)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, x_quant: Quantized, w_quant: Quantized) -> Tensor:
+    serving = linear_op if _serves_product(x, x.shape[-1], x_quant, w_quant) else reference
+    return serving.linear(x, weight, bias, x_quant, w_quant)
 
 
 def linear_backward(
     grad: Tensor,
     x: Tensor,
     weight: Tensor,
-    x_scale: Tensor,
-    x_grid: Grid,
-    w_scale: Tensor,
-    w_grid: Grid,
-    threshold: Tensor | None,
-    learned: bool,
+    x_quant: Quantized,
+    w_quant: Quantized,
     need_x: bool,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    serving = linear_op if _serves_product(x, 1, x_grid, w_grid) else reference
-    operands = (grad, x, weight, x_scale, x_grid, w_scale, w_grid, threshold)
-    return serving.linear_backward(*operands, learned, need_x, need_weight)
+    serving = linear_op if _serves_product(x, 1, x_quant, w_quant) else reference
+    return serving.linear_backward(grad, x, weight, x_quant, w_quant, need_x, need_weight)
 
 
-def matmul(a: Tensor, b: Tensor, a_scale: Tensor, a_grid: Grid, b_scale: Tensor, b_grid: Grid) -> Tensor:
-    serving = matmul_op if _serves_product(a, a.shape[-1], a_grid, b_grid) else reference
-    return serving.matmul(a, b, a_scale, a_grid, b_scale, b_grid)
+def matmul(a: Tensor, b: Tensor, a_quant: Quantized, b_quant: Quantized) -> Tensor:
+    serving = matmul_op if _serves_product(a, a.shape[-1], a_quant, b_quant) else reference
+    return serving.matmul(a, b, a_quant, b_quant)
 
 
 def matmul_backward(
-    grad: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, a_grid: Grid, b_scale: Tensor, b_grid: Grid
+    grad: Tensor, a: Tensor, b: Tensor, a_quant: Quantized, b_quant: Quantized
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    serving = matmul_op if _serves_product(a, 1, a_grid, b_grid) else reference
-    return serving.matmul_backward(grad, a, b, a_scale, a_grid, b_scale, b_grid)
+    serving = matmul_op if _serves_product(a, 1, a_quant, b_quant) else reference
+    return serving.matmul_backward(grad, a, b, a_quant, b_quant)
 
 
 def twn(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:

@@ -20,11 +20,12 @@ import torch
 import triton
 import triton.language as tl
 
-from mrem_deploy.kernels.gpu.codes import Codes, Range, carry
+from mrem_deploy.kernels.gpu.codes import Codes, Range, carry, int8_range
 from mrem_deploy.kernels.gpu.launching import blocks, launch, vendor
 from mrem_deploy.kernels.gpu.numerics import dot_with_integers, integers, lsq, ternary
 from mrem_deploy.kernels.gpu.partial_sums import add_partial_sums
 from mrem_deploy.kernels.gpu.tuning import Tile, choose
+from mrem_deploy.kernels.quantized import Quantized
 
 UNSPECIALIZED = ("a_low", "a_high", "a_offset", "b_low", "b_high", "b_offset")  # vary by layer
 LONGEST_STRIDE = 2**31 // 256  # offsets within a tile have 32 bits, and no tile is longer than 256
@@ -256,6 +257,14 @@ class Operand(NamedTuple):
     scale: torch.Tensor
     span: Range
     threshold: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, x: torch.Tensor, how: Quantized) -> Operand:
+        """x (…, rows, columns) as batches; its scales and thresholds as dense vectors."""
+        span = int8_range(how.grid)
+        assert span is not None  # `ops` has checked it
+        threshold = None if how.threshold is None else how.threshold.reshape(-1).contiguous()
+        return cls(as_batches(x), how.scale.reshape(-1).contiguous(), span, threshold)
 
     @property
     def per_row(self) -> bool:

@@ -17,6 +17,7 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.benchmarks.output import table
 from mrem_deploy.benchmarks.timing import Comparison, interleave
 from mrem_deploy.kernels import reference
+from mrem_deploy.kernels.quantized import Quantized
 from mrem_deploy.numerics import activation_grid, asymmetric_grid, symmetric_grid
 
 HIDDEN, WIDE, HEADS, HEAD = 768, 3072, 12, 64  # BERT-base
@@ -69,20 +70,16 @@ def _cases(tokens: int, length: int, device: str = "cuda") -> dict[str, Callable
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device)
 
-    step, signed, unsigned, w_grid = (
-        torch.tensor(0.03, device=device),
-        activation_grid(8),
-        asymmetric_grid(8, 9),
-        symmetric_grid(4),
-    )
+    scale, w_grid = torch.tensor(0.03, device=device), symmetric_grid(4)
+    signed, unsigned = Quantized(scale, activation_grid(8)), Quantized(scale, asymmetric_grid(8, 9))
     cases: dict[str, Callable[[Any], Any]] = {}
     for inputs, outputs in ((HIDDEN, HIDDEN), (HIDDEN, WIDE), (WIDE, HIDDEN)):
         x, weight, grad = random(tokens, inputs), random(outputs, inputs), random(tokens, outputs)
-        w_scale = torch.full((outputs, 1), 0.3, device=device)
-        grids = (step, unsigned if inputs == WIDE else signed, w_scale, w_grid, None)
+        x_quant = unsigned if inputs == WIDE else signed
+        w_quant = Quantized(torch.full((outputs, 1), 0.3, device=device), w_grid, learned=True)
         name = f"linear {inputs} → {outputs}"
-        cases[name] = _call("linear", x, weight, None, *grids)
-        cases[f"{name}, backward"] = _call("linear_backward", grad, x, weight, *grids, True, True, True)
+        cases[name] = _call("linear", x, weight, None, x_quant, w_quant)
+        cases[f"{name}, backward"] = _call("linear_backward", grad, x, weight, x_quant, w_quant, True, True)
     sentences = max(tokens // length, 1)
     query, key, value = (random(sentences, length, HEADS, HEAD).transpose(1, 2) for _ in range(3))
     scores = torch.rand(sentences, HEADS, length, length, device=device)
@@ -90,13 +87,12 @@ def _cases(tokens: int, length: int, device: str = "cuda") -> dict[str, Callable
         "q·kᵀ": (query, key.transpose(-1, -2), signed, scores),
         "p·v": (scores, value, unsigned, query),
     }
-    for name, (a, b, a_grid, grad) in products.items():
-        operands = (a, b, step, a_grid, step, signed)
-        cases[name] = _call("matmul", *operands)
-        cases[f"{name}, backward"] = _call("matmul_backward", grad, *operands)
+    for name, (a, b, a_quant, grad) in products.items():
+        cases[name] = _call("matmul", a, b, a_quant, signed)
+        cases[f"{name}, backward"] = _call("matmul_backward", grad, a, b, a_quant, signed)
     weight = random(WIDE, HIDDEN)
-    cases["fake_quant"] = _call("fake_quant", weight, step, w_grid)
-    cases["fake_quant, backward"] = _call("fake_quant_backward", weight, weight, step, w_grid)
+    cases["fake_quant"] = _call("fake_quant", weight, scale, w_grid)
+    cases["fake_quant, backward"] = _call("fake_quant_backward", weight, weight, scale, w_grid)
     start = torch.tensor(0.3, device=device)
     cases["twn, one scale"] = _call("twn", weight, False)
     cases["laq, one scale"] = _call("laq", weight, start, None, w_grid, 2, False)

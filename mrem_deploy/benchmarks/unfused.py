@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from mrem_deploy.kernels.reference import weight_integers
+from mrem_deploy.kernels.quantized import Quantized
+from mrem_deploy.kernels.reference import operand_integers
 from mrem_deploy.numerics import Grid
 from mrem_deploy.quant import layers, quantizers
 
@@ -28,28 +29,18 @@ def fake_quant(x: Tensor, scale: Tensor, grid: Grid) -> Tensor:
 
 
 def fake_quant_linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    x_scale: Tensor,
-    x_grid: Grid,
-    w_scale: Tensor,
-    w_grid: Grid,
-    threshold: Tensor | None = None,
-    learned: bool = False,
+    x: Tensor, weight: Tensor, bias: Tensor | None, x_quant: Quantized, w_quant: Quantized
 ) -> Tensor:
-    if learned:
-        quantized = fake_quant(weight, w_scale, w_grid)
+    if w_quant.learned:
+        quantized = fake_quant(weight, w_quant.scale, w_quant.grid)
     else:
-        codes = weight_integers(weight.detach(), w_scale, w_grid, threshold)
-        quantized = weight + (codes * w_scale - weight).detach()
-    return F.linear(fake_quant(x, x_scale, x_grid), quantized, bias)
+        codes = operand_integers(weight.detach(), w_quant)
+        quantized = weight + (codes * w_quant.scale - weight).detach()
+    return F.linear(fake_quant(x, x_quant.scale, x_quant.grid), quantized, bias)
 
 
-def fake_quant_matmul(
-    a: Tensor, b: Tensor, a_scale: Tensor, a_grid: Grid, b_scale: Tensor, b_grid: Grid
-) -> Tensor:
-    return fake_quant(a, a_scale, a_grid) @ fake_quant(b, b_scale, b_grid)
+def fake_quant_matmul(a: Tensor, b: Tensor, a_quant: Quantized, b_quant: Quantized) -> Tensor:
+    return fake_quant(a, a_quant.scale, a_quant.grid) @ fake_quant(b, b_quant.scale, b_quant.grid)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from dataclasses import astuple
 import torch
 
 from mrem_deploy.kernels import torch_ops
+from mrem_deploy.kernels.quantized import Quantized
 from mrem_deploy.numerics import Grid
 
 Tensor = torch.Tensor
@@ -32,23 +33,14 @@ def fake_quant(x: Tensor, scale: Tensor, grid: Grid) -> Tensor:
 
 
 def fake_quant_linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    x_scale: Tensor,
-    x_grid: Grid,
-    w_scale: Tensor,
-    w_grid: Grid,
-    threshold: Tensor | None = None,
-    learned: bool = False,
+    x: Tensor, weight: Tensor, bias: Tensor | None, x_quant: Quantized, w_quant: Quantized
 ) -> Tensor:
-    """X (…, in), W (out, in) -> (…, out). With a `threshold` the weight is ternary; with `learned` its scale
-    is a learned step and has a gradient; else W gets the straight-through one."""
+    """X (…, in), W (out, in) -> (…, out); differentiable in X, W, the bias and the learned scales."""
     _check_values("x", x)
     _check_values("weight", weight, like=x)
     if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
-            f"expected x of shape (…, in) and weight of shape (out, in), but they are {tuple(x.shape)} and "
+            f"expected x of shape (…, in) and weight of shape (out, in), got {tuple(x.shape)} and "
             f"{tuple(weight.shape)}"
         )
     if bias is not None:
@@ -57,37 +49,37 @@ def fake_quant_linear(
             raise ValueError(
                 f"expected one bias for each of {weight.shape[0]} outputs, got {tuple(bias.shape)}"
             )
-    if x_scale.numel() != 1:
-        raise ValueError(
-            f"expected one x_scale: inputs are quantized per tensor, but there are {x_scale.numel()}"
-        )
-    _check_scale("x_scale", x_scale, x, x.shape)
-    _check_scale("w_scale", w_scale, x, weight.shape)
-    if threshold is not None:
-        _check_scale("threshold", threshold, x, weight.shape)
-        if learned:
-            raise ValueError("a ternary weight has no learned step: give either a threshold or learned")
+    _check_single("x_quant", x_quant, x)
+    _check_scale("w_quant.scale", w_quant.scale, x, weight.shape)
+    if w_quant.threshold is not None:
+        _check_scale("w_quant.threshold", w_quant.threshold, x, weight.shape)
+        if w_quant.learned:
+            raise ValueError("a ternary weight has no learned scale: give either a threshold or learned")
     rows = x.reshape(-1, x.shape[-1])
-    grids = (astuple(x_grid), astuple(w_grid))
-    return torch_ops.linear(rows, weight, bias, x_scale, w_scale, threshold, *grids, learned).reshape(
-        *x.shape[:-1], -1
+    y = torch_ops.linear(
+        rows,
+        weight,
+        bias,
+        x_quant.scale,
+        w_quant.scale,
+        w_quant.threshold,
+        astuple(x_quant.grid),
+        astuple(w_quant.grid),
+        w_quant.learned,
     )
+    return y.reshape(*x.shape[:-1], -1)
 
 
-def fake_quant_matmul(
-    a: Tensor, b: Tensor, a_scale: Tensor, a_grid: Grid, b_scale: Tensor, b_grid: Grid
-) -> Tensor:
-    """A (…, M, K) times B (…, K, N), same batch dimensions, one step each; either may be a view."""
+def fake_quant_matmul(a: Tensor, b: Tensor, a_quant: Quantized, b_quant: Quantized) -> Tensor:
+    """A (…, M, K) times B (…, K, N), same batch dimensions, one scale each; either may be a view."""
     _check_values("a", a)
     _check_values("b", b, like=a)
     fits = a.dim() == b.dim() >= 2 and a.shape[:-2] == b.shape[:-2] and a.shape[-1] == b.shape[-2]
     if not fits:
-        raise ValueError(f"expected (…, M, K) and (…, K, N), but they are {tuple(a.shape)}, {tuple(b.shape)}")
-    for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
-        if scale.numel() != 1:
-            raise ValueError(f"expected one {name}, but there are {scale.numel()}")
-        _check_scale(name, scale, a, a.shape)
-    return torch_ops.matmul(a, b, a_scale, b_scale, astuple(a_grid), astuple(b_grid))
+        raise ValueError(f"expected (…, M, K) and (…, K, N), got {tuple(a.shape)} and {tuple(b.shape)}")
+    _check_single("a_quant", a_quant, a)
+    _check_single("b_quant", b_quant, a)
+    return torch_ops.matmul(a, b, a_quant.scale, b_quant.scale, astuple(a_quant.grid), astuple(b_quant.grid))
 
 
 def twn(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
@@ -126,6 +118,17 @@ def _check_values(name: str, x: Tensor, like: Tensor | None = None) -> None:
         )
     if x.numel() == 0:
         raise ValueError(f"{name} is empty, {tuple(x.shape)}: leave out empty batches")
+
+
+def _check_single(name: str, how: Quantized, x: Tensor) -> None:
+    """Activations are quantized per tensor, and never ternary."""
+    if how.scale.numel() != 1:
+        raise ValueError(
+            f"expected one {name}.scale: activations are quantized per tensor, got {how.scale.numel()}"
+        )
+    if how.threshold is not None:
+        raise ValueError(f"expected no {name}.threshold: only a linear's weight can be ternary")
+    _check_scale(f"{name}.scale", how.scale, x, x.shape)
 
 
 def _check_scale(name: str, scale: Tensor, x: Tensor, shape: Sequence[int]) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import torch
 
+from mrem_deploy.kernels.quantized import Quantized
 from mrem_deploy.numerics import Grid, dequantize, quantize
 
 TWN_THRESHOLD = 0.7  # Δ = 0.7 · mean|w|, the constant of the TWN paper
@@ -32,13 +33,12 @@ def integers(x: torch.Tensor, scale: torch.Tensor, grid: Grid) -> torch.Tensor:
     return codes - grid.zero_point if grid.zero_point else codes
 
 
-def weight_integers(
-    weight: torch.Tensor, scale: torch.Tensor, grid: Grid, threshold: torch.Tensor | None
-) -> torch.Tensor:
-    if threshold is None:
-        return integers(weight, scale, grid)
-    weight = wide(weight)
-    return weight.sign() * (weight.abs() > threshold)
+def operand_integers(x: torch.Tensor, how: Quantized) -> torch.Tensor:
+    """The integers of a matmul's operand: on its grid, or ternary."""
+    if how.threshold is None:
+        return integers(x, how.scale, how.grid)
+    x = wide(x)
+    return x.sign() * (x.abs() > how.threshold)
 
 
 def fake_quant(x: torch.Tensor, scale: torch.Tensor, grid: Grid) -> torch.Tensor:
@@ -78,81 +78,58 @@ def scale_once(
 
 
 def linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    x_scale: torch.Tensor,
-    x_grid: Grid,
-    w_scale: torch.Tensor,
-    w_grid: Grid,
-    threshold: torch.Tensor | None,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, x_quant: Quantized, w_quant: Quantized
 ) -> torch.Tensor:
-    """Y = Q(X)·Q(W)ᵀ + b; X (rows, in), W (out, in), w_scale and threshold one number or (out, 1)."""
-    product = integers(x, x_scale, x_grid) @ weight_integers(weight, w_scale, w_grid, threshold).T
-    return scale_once(product, x_scale, w_scale, None if bias is None else wide(bias)).to(x.dtype)
+    """Y = Q(X)·Q(W)ᵀ + b; X (rows, in), W (out, in) with one scale or (out, 1)."""
+    product = operand_integers(x, x_quant) @ operand_integers(weight, w_quant).T
+    added = None if bias is None else wide(bias)
+    return scale_once(product, x_quant.scale, w_quant.scale, added).to(x.dtype)
 
 
 def linear_backward(
     grad: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
-    x_scale: torch.Tensor,
-    x_grid: Grid,
-    w_scale: torch.Tensor,
-    w_grid: Grid,
-    threshold: torch.Tensor | None,
-    learned: bool,
+    x_quant: Quantized,
+    w_quant: Quantized,
     need_x: bool,
     need_weight: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of X, its step, W and its step; empty tensors for what is not needed.
+    """Gradients of X, its scale, W and its scale; empty tensors for what is not needed.
 
-    Only X and W were kept: the quantized operands are made again. `learned` weights have LSQ's gradients,
-    others (TWN, LAQ) the straight-through one, and none of the scale, which is a function of W.
+    Only X and W were kept: the quantized operands are made again. Learned weights have LSQ's gradients,
+    others (TWN, LAQ) the straight-through one, and their scale, a function of W, has none.
     """
     nothing = x.new_empty(0)
     wide_grad = wide(grad)
     grad_x = grad_x_scale = grad_weight = grad_w_scale = nothing
     if need_x:
-        by_quantized = wide_grad @ (weight_integers(weight, w_scale, w_grid, threshold) * w_scale)
-        grad_x, grad_x_scale = fake_quant_backward(by_quantized, x, x_scale, x_grid)
+        by_quantized = wide_grad @ (operand_integers(weight, w_quant) * w_quant.scale)
+        grad_x, grad_x_scale = fake_quant_backward(by_quantized, x, x_quant.scale, x_quant.grid)
         grad_x = grad_x.to(x.dtype)
     if need_weight:
-        grad_weight = wide_grad.T @ (integers(x, x_scale, x_grid) * x_scale)
-        if learned:
-            grad_weight, grad_w_scale = fake_quant_backward(grad_weight, weight, w_scale, w_grid)
+        grad_weight = wide_grad.T @ (operand_integers(x, x_quant) * x_quant.scale)
+        if w_quant.learned:
+            grad_weight, grad_w_scale = fake_quant_backward(grad_weight, weight, w_quant.scale, w_quant.grid)
         grad_weight = grad_weight.to(weight.dtype)
     return grad_x, grad_x_scale, grad_weight, grad_w_scale
 
 
-def matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    a_grid: Grid,
-    b_scale: torch.Tensor,
-    b_grid: Grid,
-) -> torch.Tensor:
-    """Y = Q(A)·Q(B) over any batch dimensions; A (…, M, K), B (…, K, N), one step each."""
-    product = integers(a, a_scale, a_grid) @ integers(b, b_scale, b_grid)
-    return scale_once(product, a_scale, b_scale, None).to(a.dtype)
+def matmul(a: torch.Tensor, b: torch.Tensor, a_quant: Quantized, b_quant: Quantized) -> torch.Tensor:
+    """Y = Q(A)·Q(B) over any batch dimensions; A (…, M, K), B (…, K, N), one scale each."""
+    product = operand_integers(a, a_quant) @ operand_integers(b, b_quant)
+    return scale_once(product, a_quant.scale, b_quant.scale, None).to(a.dtype)
 
 
 def matmul_backward(
-    grad: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    a_grid: Grid,
-    b_scale: torch.Tensor,
-    b_grid: Grid,
+    grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, a_quant: Quantized, b_quant: Quantized
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of A, its step, B and its step."""
+    """Gradients of A, its scale, B and its scale."""
     wide_grad = wide(grad)
-    by_a = wide_grad @ (integers(b, b_scale, b_grid) * b_scale).transpose(-1, -2)
-    by_b = (integers(a, a_scale, a_grid) * a_scale).transpose(-1, -2) @ wide_grad
-    grad_a, grad_a_scale = fake_quant_backward(by_a, a, a_scale, a_grid)
-    grad_b, grad_b_scale = fake_quant_backward(by_b, b, b_scale, b_grid)
+    by_a = wide_grad @ (operand_integers(b, b_quant) * b_quant.scale).transpose(-1, -2)
+    by_b = (operand_integers(a, a_quant) * a_quant.scale).transpose(-1, -2) @ wide_grad
+    grad_a, grad_a_scale = fake_quant_backward(by_a, a, a_quant.scale, a_quant.grid)
+    grad_b, grad_b_scale = fake_quant_backward(by_b, b, b_quant.scale, b_quant.grid)
     return grad_a.to(a.dtype), grad_a_scale, grad_b.to(b.dtype), grad_b_scale
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from mrem_deploy.kernels import backends
+from mrem_deploy.kernels.quantized import Quantized
 from mrem_deploy.numerics import Grid
 
 Tensor = torch.Tensor
@@ -40,9 +41,9 @@ def linear(
     w_grid: Sequence[int],
     learned: bool,
 ) -> Tensor:
-    return backends.ops_for(x).linear(
-        x, weight, bias, x_scale, Grid(*x_grid), w_scale, Grid(*w_grid), threshold
-    )
+    x_quant = Quantized(x_scale, Grid(*x_grid))
+    w_quant = Quantized(w_scale, Grid(*w_grid), threshold, learned)
+    return backends.ops_for(x).linear(x, weight, bias, x_quant, w_quant)
 
 
 @torch.library.custom_op("mrem::fake_quant_linear_backward", mutates_args=())
@@ -59,26 +60,17 @@ def linear_backward(
     need_x: bool,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return backends.ops_for(x).linear_backward(
-        grad,
-        x,
-        weight,
-        x_scale,
-        Grid(*x_grid),
-        w_scale,
-        Grid(*w_grid),
-        threshold,
-        learned,
-        need_x,
-        need_weight,
-    )
+    x_quant = Quantized(x_scale, Grid(*x_grid))
+    w_quant = Quantized(w_scale, Grid(*w_grid), threshold, learned)
+    return backends.ops_for(x).linear_backward(grad, x, weight, x_quant, w_quant, need_x, need_weight)
 
 
 @torch.library.custom_op("mrem::fake_quant_matmul", mutates_args=())
 def matmul(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_grid: Sequence[int], b_grid: Sequence[int]
 ) -> Tensor:
-    return backends.ops_for(a).matmul(a, b, a_scale, Grid(*a_grid), b_scale, Grid(*b_grid))
+    a_quant, b_quant = Quantized(a_scale, Grid(*a_grid)), Quantized(b_scale, Grid(*b_grid))
+    return backends.ops_for(a).matmul(a, b, a_quant, b_quant)
 
 
 @torch.library.custom_op("mrem::fake_quant_matmul_backward", mutates_args=())
@@ -91,7 +83,8 @@ def matmul_backward(
     a_grid: Sequence[int],
     b_grid: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return backends.ops_for(a).matmul_backward(grad, a, b, a_scale, Grid(*a_grid), b_scale, Grid(*b_grid))
+    a_quant, b_quant = Quantized(a_scale, Grid(*a_grid)), Quantized(b_scale, Grid(*b_grid))
+    return backends.ops_for(a).matmul_backward(grad, a, b, a_quant, b_quant)
 
 
 @torch.library.custom_op("mrem::twn", mutates_args=())

@@ -21,6 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
 from mrem_deploy.kernels import fake_quant_linear, fake_quant_matmul
+from mrem_deploy.kernels.quantized import Quantized
 from mrem_deploy.numerics import Grid
 
 ATTENTION = "mrem"
@@ -50,9 +51,8 @@ class QuantLinear(nn.Module):
         step = input_scale(self.input_quantizer, *self._shares)
         if step is None or isinstance(self.weight_quantizer, nn.Identity):  # one operand is full precision
             return F.linear(self.input_quantizer(x), self.weight_quantizer(self.weight), self.bias)
-        return fake_quant_linear(
-            x, self.weight, self.bias, *step, *self.weight_quantizer.weight_scale(self.weight)
-        )
+        weight_scale = self.weight_quantizer.weight_scale(self.weight)
+        return fake_quant_linear(x, self.weight, self.bias, Quantized(*step), weight_scale)
 
     def extra_repr(self) -> str:
         return f"in={self.weight.shape[1]}, out={self.weight.shape[0]}"
@@ -93,7 +93,7 @@ class Matmul(nn.Module):
         left, right = self.left, self.right
         if isinstance(left, nn.Identity) or isinstance(right, nn.Identity):
             return torch.matmul(left(a), right(b))
-        return fake_quant_matmul(a, b, left.scale, left.grid, right.scale, right.grid)
+        return fake_quant_matmul(a, b, Quantized(left.scale, left.grid), Quantized(right.scale, right.grid))
 
 
 def mrem_attention(

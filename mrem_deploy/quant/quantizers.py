@@ -12,30 +12,26 @@ state) to (codes, scale) by a pure function, so freezing gives exactly what the 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from mrem_deploy.kernels import fake_quant, laq, twn
-from mrem_deploy.kernels.reference import weight_integers
+from mrem_deploy.kernels.quantized import Quantized
+from mrem_deploy.kernels.reference import operand_integers
 from mrem_deploy.numerics import Grid, dequantize, quantize, symmetric_grid
 
 ROWS_AT_A_TIME = 512
 LAQ_ITERATIONS = 2  # alternations per forward pass, from a start that was searched for once
 
 
-class WeightScale(NamedTuple):
-    """What turns a latent weight into integers; the last arguments of `fake_quant_linear`."""
-
-    scale: torch.Tensor
-    grid: Grid
-    threshold: torch.Tensor | None = None  # of a ternary weight
-    learned: bool = False  # the scale has a gradient of its own
+class WeightScale(Quantized):
+    """What turns a latent weight into integers."""
 
     def integers(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight_integers(weight, self.scale, self.grid, self.threshold)
+        return operand_integers(weight, self)
 
 
 class WeightQuantizer(Protocol):

@@ -13,6 +13,7 @@ from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.benchmarks import contenders, footprint, kernels, kernels_gpu, unfused
 from mrem_deploy.kernels import backends, ops, reference
+from mrem_deploy.kernels.quantized import Quantized
 from mrem_deploy.numerics import asymmetric_grid, symmetric_grid
 from mrem_deploy.quant import layers
 
@@ -32,17 +33,19 @@ def test_ordinary_autograd_has_the_ops_values_and_gradients(kind: str) -> None:
     threshold, scale = reference.twn(weight.detach(), True)
     with torch.no_grad():
         x[0, 0], x[1, 1] = 100.0, -100.0
+    x_quant = Quantized(step, wide)
     found = []
     for module in (ops, unfused):
         leaves = [x, step]
         if kind == "learned":
-            y = module.fake_quant_linear(x, weight, bias, step, wide, w_step, narrow, None, True)
+            y = module.fake_quant_linear(x, weight, bias, x_quant, Quantized(w_step, narrow, learned=True))
             leaves += [weight, bias, w_step]
         elif kind == "ternary":
-            y = module.fake_quant_linear(x, weight, bias, step, wide, scale, symmetric_grid(2), threshold)
+            ternary = Quantized(scale, symmetric_grid(2), threshold)
+            y = module.fake_quant_linear(x, weight, bias, x_quant, ternary)
             leaves += [weight, bias]
         elif kind == "matmul":
-            y = module.fake_quant_matmul(x, weight.T, step, wide, w_step, narrow)
+            y = module.fake_quant_matmul(x, weight.T, x_quant, Quantized(w_step, narrow))
             leaves += [weight, w_step]
         else:
             y = module.fake_quant(x, step, wide)

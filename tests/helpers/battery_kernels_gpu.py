@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from itertools import cycle
-from typing import Any
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ import torch
 from mrem_deploy.kernels import reference as reference
 from mrem_deploy.kernels.gpu import linear as linear_op
 from mrem_deploy.kernels.gpu import ops
+from mrem_deploy.kernels.quantized import Quantized
 from mrem_deploy.numerics import Grid, activation_grid, asymmetric_grid, symmetric_grid
 
 DEVICE = torch.device(os.environ.get("MREM_TEST_DEVICE", "cpu"))
@@ -189,17 +189,17 @@ LINEARS = [
 ]
 
 
-def weight_scale(weight: torch.Tensor, kind: str, per_row: bool) -> dict[str, Any]:
+def weight_quant(weight: torch.Tensor, kind: str, per_row: bool) -> Quantized:
     rows = weight.shape[0]
     if kind == "twn":
         threshold, scale = reference.twn(weight, per_row)
-        return {"w_scale": scale, "w_grid": symmetric_grid(2), "threshold": threshold}
+        return Quantized(scale, symmetric_grid(2), threshold)
     if kind == "laq":
         start = torch.full((rows, 1) if per_row else (), 0.4, device=DEVICE)
         scale = reference.laq(weight, start, None, symmetric_grid(4), 2, per_row)
-        return {"w_scale": scale, "w_grid": symmetric_grid(4), "threshold": None}
+        return Quantized(scale, symmetric_grid(4))
     scale = torch.rand(rows, 1).to(DEVICE) * 0.01 + 0.01 if per_row else number(0.013)
-    return {"w_scale": scale, "w_grid": symmetric_grid(8 if kind == "learned" else 3), "threshold": None}
+    return Quantized(scale, symmetric_grid(8 if kind == "learned" else 3), learned=True)
 
 
 @pytest.mark.parametrize(("shape", "x_grid", "kind", "per_row", "with_bias"), LINEARS)
@@ -207,14 +207,13 @@ def test_linear(shape: tuple[int, int, int], x_grid: Grid, kind: str, per_row: b
     rows, out, summed = shape
     x, weight = normal(rows, summed, spread=3), normal(out, summed)
     bias = normal(out) if with_bias else None
-    quantizer = {"x_scale": number(0.04), "x_grid": x_grid, **weight_scale(weight, kind, per_row)}
-    expected = reference.linear(x, weight, bias, **quantizer)
+    both = (Quantized(number(0.04), x_grid), weight_quant(weight, kind, per_row))
+    expected = reference.linear(x, weight, bias, *both)
     for codes in (False, True):
-        same(linear_op.linear(x, weight, bias, **quantizer, codes=codes), expected)
-    learned = kind.startswith("learned")
+        same(linear_op.linear(x, weight, bias, *both, codes=codes), expected)
     grad = normal(rows, out)
-    got = ops.linear_backward(grad, x, weight, **quantizer, learned=learned, need_x=True, need_weight=True)
-    check_linear_gradients(got, grad, x, weight, quantizer, learned)
+    got = ops.linear_backward(grad, x, weight, *both, need_x=True, need_weight=True)
+    check_linear_gradients(got, grad, x, weight, *both)
 
 
 def check_linear_gradients(
@@ -222,33 +221,28 @@ def check_linear_gradients(
     grad: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
-    quantizer: dict[str, Any],
-    learned: bool,
+    x_quant: Quantized,
+    w_quant: Quantized,
 ) -> None:
     grad_x, grad_x_scale, grad_weight, grad_w_scale = got
-    x_scale, x_grid, w_scale, w_grid, threshold = quantizer.values()
-    # Products of an integer and a float32 step are exact in float64.
-    weight_hat = reference.weight_integers(weight, w_scale, w_grid, threshold).double() * w_scale.double()
-    x_hat = reference.integers(x, x_scale, x_grid).double() * x_scale.double()
-    check_gradient(grad_x, grad_x_scale, grad, weight_hat, x, x_scale, x_grid)
-    step = grad_w_scale if learned else None
-    check_gradient(grad_weight, step, grad.T, x_hat, weight, w_scale, w_grid)
-    assert learned or grad_w_scale.numel() == 0
+    # Products of an integer and a float32 scale are exact in float64.
+    weight_hat = reference.operand_integers(weight, w_quant).double() * w_quant.scale.double()
+    x_hat = reference.operand_integers(x, x_quant).double() * x_quant.scale.double()
+    check_gradient(grad_x, grad_x_scale, grad, weight_hat, x, x_quant.scale, x_quant.grid)
+    by_scale = grad_w_scale if w_quant.learned else None
+    check_gradient(grad_weight, by_scale, grad.T, x_hat, weight, w_quant.scale, w_quant.grid)
+    assert w_quant.learned or grad_w_scale.numel() == 0
 
 
 @pytest.mark.parametrize("dtype", SIXTEEN)
 @pytest.mark.parametrize("per_row", [False, True])
 def test_linear_of_16_bits(dtype: torch.dtype, per_row: bool) -> None:
     x, weight, bias = normal(33, 70, dtype=dtype), normal(66, 70, dtype=dtype), normal(66, dtype=dtype)
-    quantizer = {
-        "x_scale": number(0.03),
-        "x_grid": asymmetric_grid(8, 90),
-        **weight_scale(weight, "learned", per_row),
-    }
-    same(ops.linear(x, weight, bias, **quantizer), reference.linear(x, weight, bias, **quantizer))
+    both = (Quantized(number(0.03), asymmetric_grid(8, 90)), weight_quant(weight, "learned", per_row))
+    same(ops.linear(x, weight, bias, *both), reference.linear(x, weight, bias, *both))
     grad = normal(33, 66, dtype=dtype)
-    got = ops.linear_backward(grad, x, weight, **quantizer, learned=True, need_x=True, need_weight=True)
-    check_linear_gradients(got, grad, x, weight, quantizer, learned=True)
+    got = ops.linear_backward(grad, x, weight, *both, need_x=True, need_weight=True)
+    check_linear_gradients(got, grad, x, weight, *both)
 
 
 @pytest.mark.parametrize("zero_point", [0, 1, 127, 128, 129, 255])
@@ -257,46 +251,47 @@ def test_unsigned_codes_that_do_not_fit_int8_are_exact(zero_point: int) -> None:
     x = torch.tensor([-1e9, 1e9], device=DEVICE).repeat(3, 33)  # codes 0 and 255
     x[1], x[2] = 1e9, -1e9
     weight = torch.tensor([1e9, 1e9, -1e9], device=DEVICE).repeat(5, 22)
-    grids = (number(1.0), asymmetric_grid(8, zero_point), number(1.0), symmetric_grid(8))
-    expected = reference.linear(x, weight, None, *grids, None)
+    quants = (
+        Quantized(number(1.0), asymmetric_grid(8, zero_point)),
+        Quantized(number(1.0), symmetric_grid(8)),
+    )
+    expected = reference.linear(x, weight, None, *quants)
     assert expected.abs().max() < 2**24
     for codes in (False, True):
-        same(linear_op.linear(x, weight, None, *grids, None, codes=codes), expected)
+        same(linear_op.linear(x, weight, None, *quants, codes=codes), expected)
     # Both operands with an offset.
-    both = (number(1.0), asymmetric_grid(8, zero_point), number(1.0), asymmetric_grid(8, 255 - zero_point))
+    grids = (asymmetric_grid(8, zero_point), asymmetric_grid(8, 255 - zero_point))
+    both = tuple(Quantized(number(1.0), grid) for grid in grids)
     same(ops.matmul(x, x.T, *both), reference.matmul(x, x.T, *both))
 
 
 def test_linear_reads_other_strides() -> None:
     x, weight = normal(66, 40).t(), normal(64, 2 * 66)[:, ::2]
-    quantizer = {"x_scale": number(0.05), "x_grid": activation_grid(8), **weight_scale(weight, "twn", True)}
-    expected = reference.linear(x, weight, None, **quantizer)
+    both = (Quantized(number(0.05), activation_grid(8)), weight_quant(weight, "twn", True))
+    expected = reference.linear(x, weight, None, *both)
     for codes in (False, True):
-        same(linear_op.linear(x, weight, None, **quantizer, codes=codes), expected)
+        same(linear_op.linear(x, weight, None, *both, codes=codes), expected)
     grad = normal(1, 64).expand(40, 64)
-    got = ops.linear_backward(grad, x, weight, **quantizer, learned=False, need_x=True, need_weight=True)
+    got = ops.linear_backward(grad, x, weight, *both, need_x=True, need_weight=True)
     assert all(part.is_contiguous() for part in got)
-    check_linear_gradients(got, grad, x, weight, quantizer, learned=False)
+    check_linear_gradients(got, grad, x, weight, *both)
 
 
 @pytest.mark.parametrize("kind", ["learned", "twn"])
 def test_linear_with_nan_and_infinity(kind: str) -> None:
     x, weight = normal(5, 67), normal(6, 67)
-    quantizer = {"x_scale": number(0.05), "x_grid": asymmetric_grid(8, 40)}
-    quantizer |= weight_scale(weight, kind, True)
+    both = (Quantized(number(0.05), asymmetric_grid(8, 40)), weight_quant(weight, kind, True))
     x[0, :9] = torch.tensor(HOSTILE)
     x[1, 66], weight[2, 5], weight[3, 0], weight[4, 1] = NAN, NAN, INF, -INF
-    expected = reference.linear(x, weight, None, **quantizer)
+    expected = reference.linear(x, weight, None, *both)
     assert expected.isnan().any()
     assert not expected.isnan().all()
     for codes in (False, True):
-        same(linear_op.linear(x, weight, None, **quantizer, codes=codes), expected)
+        same(linear_op.linear(x, weight, None, *both, codes=codes), expected)
     grad = normal(5, 6)
     grad[4, 4] = INF
-    learned = kind == "learned"
     got, truth = (
-        o.linear_backward(grad, x, weight, **quantizer, learned=learned, need_x=True, need_weight=True)
-        for o in (ops, reference)
+        o.linear_backward(grad, x, weight, *both, need_x=True, need_weight=True) for o in (ops, reference)
     )
     for left, right in zip(got, truth, strict=True):
         # The same numbers up to rounding, and NaN and infinities in the same places.
@@ -305,27 +300,27 @@ def test_linear_with_nan_and_infinity(kind: str) -> None:
 
 def test_linear_backward_computes_only_what_is_needed() -> None:
     x, weight, grad = normal(3, 4), normal(5, 4), normal(3, 5)
-    quantizer = {"x_scale": number(0.1), "x_grid": symmetric_grid(4), **weight_scale(weight, "learned", True)}
-    whole = ops.linear_backward(grad, x, weight, **quantizer, learned=True, need_x=True, need_weight=True)
+    both = (Quantized(number(0.1), symmetric_grid(4)), weight_quant(weight, "learned", True))
+    whole = ops.linear_backward(grad, x, weight, *both, need_x=True, need_weight=True)
     for need_x, need_weight in ((True, False), (False, True), (False, False)):
         needs = {"need_x": need_x, "need_weight": need_weight}
-        got = ops.linear_backward(grad, x, weight, **quantizer, learned=True, **needs)
+        got = ops.linear_backward(grad, x, weight, *both, **needs)
         for part, full, needed in zip(got, whole, (need_x, need_x, need_weight, need_weight), strict=True):
             same(part, full if needed else x.new_empty(0))
 
 
 def check_matmul(a: torch.Tensor, b: torch.Tensor, a_grid: Grid, b_grid: Grid) -> None:
-    steps = (number(0.04), a_grid, number(0.03), b_grid)
-    expected = reference.matmul(a, b, *steps)
-    same(ops.matmul(a, b, *steps), expected)
+    left, right = Quantized(number(0.04), a_grid), Quantized(number(0.03), b_grid)
+    expected = reference.matmul(a, b, left, right)
+    same(ops.matmul(a, b, left, right), expected)
     grad = normal(*expected.shape, dtype=a.dtype).mT.contiguous().mT
-    grad_a, grad_a_scale, grad_b, grad_b_scale = ops.matmul_backward(grad, a, b, *steps)
+    grad_a, grad_a_scale, grad_b, grad_b_scale = ops.matmul_backward(grad, a, b, left, right)
     assert grad_a.is_contiguous()
     assert grad_b.is_contiguous()
-    a_hat = reference.integers(a, *steps[:2]).double() * steps[0].double()
-    b_hat = reference.integers(b, *steps[2:]).double() * steps[2].double()
-    check_gradient(grad_a, grad_a_scale, grad, b_hat.mT, a, *steps[:2])
-    check_gradient(grad_b.mT, grad_b_scale, grad.mT, a_hat, b.mT, *steps[2:])
+    a_hat = reference.operand_integers(a, left).double() * left.scale.double()
+    b_hat = reference.operand_integers(b, right).double() * right.scale.double()
+    check_gradient(grad_a, grad_a_scale, grad, b_hat.mT, a, left.scale, left.grid)
+    check_gradient(grad_b.mT, grad_b_scale, grad.mT, a_hat, b.mT, right.scale, right.grid)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (65, 63, 7), (5, 66, 65)])
@@ -355,7 +350,8 @@ def test_matmul_with_many_batch_dimensions() -> None:
 def test_what_the_kernels_do_not_serve_runs_in_plain_torch() -> None:
     wide_grid = Grid(16, -32768, 32767)
     x, weight = normal(3, 4), normal(5, 4)
-    arguments = (x, weight, None, number(1e-3), wide_grid, number(1e-3), wide_grid, None)
+    how = Quantized(number(1e-3), wide_grid)
+    arguments = (x, weight, None, how, how)
     same(ops.linear(*arguments), reference.linear(*arguments))
     double = (x.double(), number(0.1).double(), symmetric_grid(4))
     same(ops.fake_quant(*double), reference.fake_quant(*double))
@@ -406,11 +402,7 @@ def test_scales_of_16_bit_weights(dtype: torch.dtype) -> None:
 
 def test_two_runs_give_the_same_bits() -> None:
     x, weight, grad = normal(130, 70), normal(70, 70), normal(130, 70)
-    quantizer = {"x_scale": number(0.04), "x_grid": activation_grid(8)}
-    quantizer |= weight_scale(weight, "learned", True)
-    runs = [
-        ops.linear_backward(grad, x, weight, **quantizer, learned=True, need_x=True, need_weight=True)
-        for _ in range(2)
-    ]
+    both = (Quantized(number(0.04), activation_grid(8)), weight_quant(weight, "learned", True))
+    runs = [ops.linear_backward(grad, x, weight, *both, need_x=True, need_weight=True) for _ in range(2)]
     for left, right in zip(*runs, strict=True):
         same(left, right)

@@ -11,6 +11,7 @@ import torch
 
 from mrem_deploy.kernels import backends
 from mrem_deploy.kernels import reference as reference
+from mrem_deploy.kernels.quantized import Quantized
 from mrem_deploy.numerics import Grid, activation_grid, asymmetric_grid, symmetric_grid
 
 _found = backends.extension().module
@@ -189,12 +190,13 @@ def test_rows_of_zeros_and_of_nan() -> None:
 # -- products ------------------------------------------------------------------------------------------------
 
 
-def linear_arguments(kind: str, per_row: bool, weight: torch.Tensor) -> tuple[Any, ...]:
-    """w_scale, w_grid, threshold of one kind of weight."""
+def quantized_weight(kind: str, per_row: bool, weight: torch.Tensor) -> Quantized:
+    """How one kind of weight is quantized."""
     if kind == "ternary":
         threshold, scale = reference.twn(weight, per_row)
-        return scale, symmetric_grid(2), threshold
-    return scales(weight, per_row), symmetric_grid(8 if kind == "learned" else 4), None
+        return Quantized(scale, symmetric_grid(2), threshold)
+    learned = kind == "learned"
+    return Quantized(scales(weight, per_row), symmetric_grid(8 if learned else 4), learned=learned)
 
 
 @pytest.mark.parametrize("per_row", [False, True])
@@ -211,26 +213,24 @@ def test_linear_and_its_gradients_are_the_references(
         values(rows, outer),
     )
     step = torch.tensor(0.03)
-    rest = linear_arguments(kind, per_row, weight)
+    w_quant = quantized_weight(kind, per_row, weight)
     for grid in (activation_grid(8), asymmetric_grid(8, 90)):
+        both = (Quantized(step, grid), w_quant)
         for added in (bias, None):
             # Integers below 2^24 add up exactly in any order, and are scaled once: so equal, bit for bit.
-            assert torch.equal(
-                ops.linear(x, weight, added, step, grid, *rest),
-                reference.linear(x, weight, added, step, grid, *rest),
-            )
+            assert torch.equal(ops.linear(x, weight, added, *both), reference.linear(x, weight, added, *both))
         for need_x, need_weight in ((True, True), (True, False), (False, True)):
-            flags = (kind == "learned", need_x, need_weight)
-            ours = ops.linear_backward(grad, x, weight, step, grid, *rest, *flags)
-            theirs = reference.linear_backward(grad, x, weight, step, grid, *rest, *flags)
+            needs = (need_x, need_weight)
+            ours = ops.linear_backward(grad, x, weight, *both, *needs)
+            theirs = reference.linear_backward(grad, x, weight, *both, *needs)
             exact = reference.linear_backward(
-                *(t.double() for t in (grad, x, weight, step)), grid, *in_double(rest), *flags
+                grad.double(), x.double(), weight.double(), *map(in_double, both), *needs
             )
             assert_as_close_as_the_reference(ours, theirs, exact)
 
 
-def in_double(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(part.double() if isinstance(part, torch.Tensor) else part for part in parts)
+def in_double(how: Quantized) -> Quantized:
+    return Quantized(*(part.double() if isinstance(part, torch.Tensor) else part for part in how))
 
 
 def assert_as_close_as_the_reference(
@@ -259,14 +259,17 @@ def test_matmul_and_its_gradients_are_the_references(layout: str) -> None:
         a, b = values(2, 3, 7, 5), values(2, 3, 5, 65, seed=1)
     else:
         a, b = values(5, 7).T, values(5, 3, seed=1)
-    rest = (torch.tensor(0.02), asymmetric_grid(8, 100), torch.tensor(0.05), activation_grid(8))
-    product = ops.matmul(a, b, *rest)
-    assert torch.equal(product, reference.matmul(a, b, *rest))
+    both = (
+        Quantized(torch.tensor(0.02), asymmetric_grid(8, 100)),
+        Quantized(torch.tensor(0.05), activation_grid(8)),
+    )
+    product = ops.matmul(a, b, *both)
+    assert torch.equal(product, reference.matmul(a, b, *both))
     assert product.is_contiguous()
     grad = values(*product.shape, seed=2)
-    ours = ops.matmul_backward(grad, a, b, *rest)
-    theirs = reference.matmul_backward(grad, a, b, *rest)
-    exact = reference.matmul_backward(grad.double(), a.double(), b.double(), *in_double(rest))
+    ours = ops.matmul_backward(grad, a, b, *both)
+    theirs = reference.matmul_backward(grad, a, b, *both)
+    exact = reference.matmul_backward(grad.double(), a.double(), b.double(), *map(in_double, both))
     assert_as_close_as_the_reference(ours, theirs, exact)
     assert ours[0].is_contiguous()
     assert ours[2].is_contiguous()
@@ -275,9 +278,9 @@ def test_matmul_and_its_gradients_are_the_references(layout: str) -> None:
 def test_a_scale_for_all_beside_a_threshold_per_row() -> None:
     x, weight, step = values(5, 20), values(6, 20, seed=1), torch.tensor(0.05)
     threshold, _ = reference.twn(weight, True)
-    rest = (torch.tensor(0.7), symmetric_grid(2), threshold)
-    ours = ops.linear(x, weight, None, step, activation_grid(8), *rest)
-    assert torch.equal(ours, reference.linear(x, weight, None, step, activation_grid(8), *rest))
+    both = (Quantized(step, activation_grid(8)), Quantized(torch.tensor(0.7), symmetric_grid(2), threshold))
+    ours = ops.linear(x, weight, None, *both)
+    assert torch.equal(ours, reference.linear(x, weight, None, *both))
 
 
 # -- threads, targets, types ---------------------------------------------------------------------------------
@@ -313,7 +316,7 @@ def test_other_types_are_the_references(dtype: torch.dtype) -> None:
     scale = torch.tensor(0.05, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
     grid = activation_grid(8)
     assert torch.equal(ops.fake_quant(x, scale, grid), reference.fake_quant(x, scale, grid))
-    rest = (scale, grid, scale, grid, None)
-    came = ops.linear(x, weight, None, *rest)
+    how = Quantized(scale, grid)
+    came = ops.linear(x, weight, None, how, how)
     assert came.dtype == dtype
-    assert torch.equal(came, reference.linear(x, weight, None, *rest))
+    assert torch.equal(came, reference.linear(x, weight, None, how, how))

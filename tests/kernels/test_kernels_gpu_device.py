@@ -23,12 +23,14 @@ def test_every_tile_gives_the_same_product(monkeypatch: pytest.MonkeyPatch) -> N
     from mrem_deploy.kernels import reference
     from mrem_deploy.kernels.gpu import linear, tuning
     from mrem_deploy.kernels.gpu.launching import vendor
+    from mrem_deploy.kernels.quantized import Quantized
     from mrem_deploy.numerics import activation_grid, symmetric_grid
 
     monkeypatch.setenv(tuning.VARIABLE, "0")
     x, weight = torch.randn(300, 257, device="cuda"), torch.randn(190, 257, device="cuda")
-    steps = (torch.tensor(0.03, device="cuda"), activation_grid(8), torch.rand(190, 1, device="cuda") / 50)
-    arguments = (x, weight, None, *steps, symmetric_grid(8), None)
+    x_quant = Quantized(torch.tensor(0.03, device="cuda"), activation_grid(8))
+    w_quant = Quantized(torch.rand(190, 1, device="cuda") / 50, symmetric_grid(8))
+    arguments = (x, weight, None, x_quant, w_quant)
     expected = reference.linear(*arguments)
     for kernel, codes in (("product", False), ("codes", True)):
         for tile in tuning.TILES[vendor()][kernel]:

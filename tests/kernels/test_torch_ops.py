@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mrem_deploy.kernels import ops, torch_ops
+from mrem_deploy.kernels.quantized import Quantized
 from mrem_deploy.numerics import activation_grid, asymmetric_grid, symmetric_grid
 from mrem_deploy.quant.quantizers import LearnedScale
 
@@ -86,11 +87,11 @@ class TinyModule(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         threshold, scale = ops.twn(self.weight, per_row=True)
-        ternary = (scale, symmetric_grid(2), threshold)
-        y = ops.fake_quant_linear(x, self.weight, self.bias, self.left.scale, self.left.grid, *ternary)
-        scores = ops.fake_quant_matmul(
-            y, x.transpose(-1, -2), self.left.scale, self.left.grid, self.right.scale, self.right.grid
-        )
+        ternary = Quantized(scale, symmetric_grid(2), threshold)
+        left = Quantized(self.left.scale, self.left.grid)
+        right = Quantized(self.right.scale, self.right.grid)
+        y = ops.fake_quant_linear(x, self.weight, self.bias, left, ternary)
+        scores = ops.fake_quant_matmul(y, x.transpose(-1, -2), left, right)
         return self.right(scores.softmax(-1))
 
 
@@ -121,6 +122,7 @@ def test_a_training_step_compiles_to_one_graph_with_the_ops_inside() -> None:
 # -- refusals ------------------------------------------------------------------------------------------------
 
 X, W, S, G = values(4, 9, grad=False), values(7, 9, grad=False), step(grad=False), activation_grid(8)
+Q = Quantized(S, G)
 REFUSED = {
     "integers": (
         ops.fake_quant,
@@ -138,29 +140,41 @@ REFUSED = {
     ),
     "another device": (
         ops.fake_quant_linear,
-        (X, W.to("meta"), None, S, G, S, G),
+        (X, W.to("meta"), None, Q, Q),
         TypeError,
         "weight as torch.float32 on cpu .* on meta: convert",
     ),
     "inner sizes differ": (
         ops.fake_quant_linear,
-        (X, W[:, :8], None, S, G, S, G),
+        (X, W[:, :8], None, Q, Q),
         ValueError,
         r"\(4, 9\) and",
     ),
     "bias of a wrong size": (
         ops.fake_quant_linear,
-        (X, W, torch.ones(6), S, G, S, G),
+        (X, W, torch.ones(6), Q, Q),
         ValueError,
         "one bias for each of 7 outputs",
     ),
     "input per row": (
         ops.fake_quant_linear,
-        (X, W, None, torch.ones(4, 1), G, S, G),
+        (X, W, None, Quantized(torch.ones(4, 1), G), Q),
         ValueError,
-        "one x_scale: inputs are quantized per tensor",
+        "one x_quant.scale: activations are quantized per tensor",
     ),
-    "matmul shapes": (ops.fake_quant_matmul, (X, W, S, G, S, G), ValueError, r"\(…, M, K\) and \(…, K, N\)"),
+    "ternary input": (
+        ops.fake_quant_matmul,
+        (X, W.T, Quantized(S, G, threshold=S), Q),
+        ValueError,
+        "no a_quant.threshold: only a linear's weight",
+    ),
+    "ternary and learned": (
+        ops.fake_quant_linear,
+        (X, W, None, Q, Quantized(S, symmetric_grid(2), threshold=S, learned=True)),
+        ValueError,
+        "give either a threshold or learned",
+    ),
+    "matmul shapes": (ops.fake_quant_matmul, (X, W, Q, Q), ValueError, r"\(…, M, K\) and \(…, K, N\)"),
     "curvature of another shape": (
         ops.laq,
         (W, S, W[:2], symmetric_grid(4), 2, False),
