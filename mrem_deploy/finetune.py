@@ -286,4 +286,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(cli.run(main))
+    raise SystemExit(cli.run(main, resumes=True))

@@ -118,4 +118,4 @@ def _onnx_lines(result: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(cli.run(main))
+    raise SystemExit(cli.run(main, resumes=True))

@@ -1,4 +1,4 @@
-"""What every command shares: a user's mistake prints a message and exits with 2, no traceback."""
+"""What all commands share: settings that must precede torch, and exit codes instead of tracebacks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,29 @@ EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 
+# By default a thread that waits for the others spins and keeps its core busy. With more threads than free
+# cores the spinning threads hold up the one they wait for, and training becomes several times slower.
+# libgomp (torch on Linux) reads the first two, the OpenMP of Intel and LLVM the first and the last.
+PASSIVE_WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 
-def run(main: Callable[[list[str] | None], int], argv: list[str] | None = None) -> int:
-    """Call a command's main and turn its exceptions into exit codes."""
+
+def set_environment() -> None:
+    """Settings of the libraries under torch. They read them once, so this must run before torch is imported.
+
+    A value that the user has set stays. The Python API cannot do this: who imports torch first sets
+    OMP_WAIT_POLICY=passive in the shell instead.
+    """
     # oneDNN trusts CPUID, which on some virtual machines promises instructions that then fault.
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+    if not PASSIVE_WAITING.keys() & os.environ.keys():
+        os.environ.update(PASSIVE_WAITING)
+
+
+def run(
+    main: Callable[[list[str] | None], int], argv: list[str] | None = None, *, resumes: bool = False
+) -> int:
+    """Call a command's main and turn its exceptions into exit codes. `resumes`: it has --resume."""
+    set_environment()
     try:
         return main(argv)
     except UserError as error:
@@ -26,5 +44,6 @@ def run(main: Callable[[list[str] | None], int], argv: list[str] | None = None) 
         print(f"error: {error}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
-        print("\ninterrupted; the last checkpoint is kept, continue with --resume", file=sys.stderr)
+        hint = "; the same command with --resume continues from the last checkpoint" if resumes else ""
+        print(f"\ninterrupted{hint}", file=sys.stderr)
         return EXIT_INTERRUPTED
