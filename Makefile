@@ -31,7 +31,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test demo lint format typecheck sanitize bench optimum oldest clean distclean
+.PHONY: help setup test demo lint format typecheck sanitize bench docs optimum oldest clean distclean
 
 help:
 	@echo "make setup      install everything into $(VENV)"
@@ -42,6 +42,7 @@ help:
 	@echo "make typecheck  mypy"
 	@echo "make sanitize   C++ tests under the address and undefined-behaviour sanitizers"
 	@echo "make bench      micro-benchmarks of the kernels"
+	@echo "make docs       write docs/recipe.md from the options of the recipe"
 	@echo "make optimum    exported models in optimum-onnx, in an environment of its own"
 	@echo "make oldest     exported models in the oldest onnxruntime that each profile names"
 	@echo "make clean      remove what was built; make distclean also removes $(VENV)"
@@ -132,6 +133,9 @@ sanitize: $(READY)
 
 bench: $(READY)
 	$(PY) -m mrem_deploy.benchmarks.packing
+
+docs: $(READY)
+	$(PY) -m mrem_deploy.recipe_page > docs/recipe.md
 
 # -- exported models in other environments, all of them under build/ ---------------------------------------
 

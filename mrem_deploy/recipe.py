@@ -111,9 +111,7 @@ class Recipe:
         4096, "sentences drawn at random from the training split; they need no labels", group=MODEL, least=1
     )
     batch_size: int = option(32, "sentences per training step", group=TRAINING, least=1)
-    max_length: int = option(
-        None, "longest sentence in tokens; longer ones are cut", group=MODEL, shown=_by_task("max_length")
-    )
+    max_length: int = option(None, "tokens per sentence at most", group=MODEL, shown=_by_task("max_length"))
     lr: float = option(
         None,
         "learning rate of the weights, decays linearly; for a few hundred steps use 1e-3",

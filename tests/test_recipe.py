@@ -14,6 +14,7 @@ from mrem_deploy import recipe as config
 from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.recipe import Recipe, from_yaml, make_recipe, parse_bits, parse_megabytes, parse_modules
+from mrem_deploy.recipe_page import page
 
 # option -> as written in YAML, as given on the command line, what both must come to; never the default
 OPTIONS: dict[str, tuple[str, list[str], Any]] = {
@@ -178,6 +179,12 @@ def test_the_help_shows_the_defaults_of_the_tasks(task: str, capsys: pytest.Capt
         assert of_squad is not None
         assert usual is not None
         assert (of_squad if task.startswith("squad") else usual)[1] == shown
+
+
+def test_the_page_of_the_options_is_up_to_date() -> None:
+    path = Path(__file__).resolve().parent.parent / "docs" / "recipe.md"
+    assert path.read_text(encoding="utf-8") == page(), "run `make docs`"
+    assert [name for name in FIELDS if f"| `{flag(name)}` |" not in page()] == []
 
 
 def test_no_arguments_run_the_built_in_example(monkeypatch: pytest.MonkeyPatch, captured: Any) -> None:

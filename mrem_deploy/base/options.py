@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -107,15 +108,19 @@ def _help(item: dataclasses.Field[Any]) -> str:
 def markdown(settings: type, groups: Mapping[str, str]) -> Iterator[str]:
     """The lines of a reference page: a table for every group."""
     for title, description in groups.items():
-        yield f"\n## {title[0].upper()}{title[1:]}\n"
+        yield f"\n## {title}\n"
         if description:
-            yield f"{description[0].upper()}{description[1:]}.\n"
+            yield f"{_as_code(description[0].upper() + description[1:])}.\n"
         yield "| option | default | meaning |\n| --- | --- | --- |"
         for item in in_group(settings, title):
             choices = item.metadata["choices"]
             meaning = item.metadata["help"] + (f"; one of {', '.join(choices)}" if choices else "")
-            shown = item.metadata["shown"].replace("|", "\\|")
-            yield f"| `{flag(item.name)}` | {shown} | {meaning} |"
+            yield f"| `{flag(item.name)}` | {item.metadata['shown']} | {_as_code(meaning)} |"
+
+
+def _as_code(text: str) -> str:
+    """Options and commands in Markdown's code marks."""
+    return re.sub(r"(mrem [a-z]+(?: --help)?|--[a-z-]+(?: qat| mrem-p)?)", r"`\1`", text)
 
 
 # -- YAML --------------------------------------------------------------------------------------------------
