@@ -1,7 +1,6 @@
-"""`python -m mrem_deploy.doctor` (or `mrem doctor`): what this machine has, what will run, what would help.
+"""`mrem doctor`: show what this machine has, which kernels will run, and what to install.
 
-It looks and computes nothing. CUDA is asked only here, in a process that ends at once: asking takes some
-hundred MB of a GPU's memory.
+It computes nothing. It does start CUDA, which takes a few hundred MiB of GPU memory until the command ends.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from mrem_deploy.kernels import backends
 
 EXAMPLES = """\
 examples:
-  python -m mrem_deploy.doctor
-  MREM_CPU_TARGET=avx2 python -m mrem_deploy.doctor      # what a smaller processor would use
+  mrem doctor
+  MREM_CPU_TARGET=avx2 mrem doctor      (what a processor without AVX-512 would use)
 """
 WHAT = {
     "cpp": "training ops for float32 on the CPU, packing",
     "triton": "training ops on a GPU",
-    "reference": "everything else, in plain torch and NumPy; the truth in the tests",
+    "reference": "everything else, in plain torch and NumPy; the tests compare the others with it",
 }
 
 
@@ -45,15 +44,15 @@ def main(argv: list[str] | None = None) -> int:
     for title, lines in sections.items():
         print(f"{title}\n" + "\n".join(f"  {line}" for line in lines))
     advice = remedies()
-    print("to install\n" + "\n".join(f"  {line}" for line in advice or ["nothing: all of it is there"]))
+    print("to install\n" + "\n".join(f"  {line}" for line in advice or ["nothing missing"]))
     return 0
 
 
 def machine() -> list[str]:
-    found = environment.describe()
+    found = environment.describe_machine()
     lines = [
         f"{found['cpu']}, {found['cpu_count']} of {found['cpu_count_machine']} cores usable, "
-        f"{found['ram_mb']} MB of memory, {found['platform']}",
+        f"{found['ram_mb']} MiB of memory, {found['platform']}",
         f"torch uses {found['torch_threads']} thread(s)",
     ]
     extension = backends.extension().module
@@ -64,9 +63,9 @@ def machine() -> list[str]:
 
 
 def instruction_sets(features: dict[str, bool]) -> list[str]:
-    """An instruction set needs both: the processor's word and the operating system's."""
+    """An instruction set needs the processor and the operating system."""
 
-    def told(name: str, processor: bool, system: bool) -> str:
+    def line(name: str, processor: bool, system: bool) -> str:
         if processor and system:
             return f"{name}: yes"
         reason = (
@@ -75,8 +74,8 @@ def instruction_sets(features: dict[str, bool]) -> list[str]:
         return f"{name}: no, {reason}"
 
     return [
-        told("AVX2", features["cpuid_avx2"], features["os_avx"]),
-        told("AVX-512", features["cpuid_avx512f"], features["os_avx512"]),
+        line("AVX2", features["cpuid_avx2"], features["os_avx"]),
+        line("AVX-512", features["cpuid_avx512f"], features["os_avx512"]),
     ]
 
 
@@ -87,12 +86,12 @@ def gpu() -> str:
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         return ", ".join(names)
     if torch.version.cuda is None and torch.version.hip is None:
-        return "none that torch could use: this is torch's CPU build"
+        return "none that torch can use: this is the CPU build of torch"
     return "none that torch sees"
 
 
 def packages() -> list[str]:
-    found = environment.describe()
+    found = environment.describe_machine()
     lines = [
         f"{name} {found[name] or 'is not installed'}" for name in ("mrem_deploy", "torch", "transformers")
     ]
@@ -102,13 +101,13 @@ def packages() -> list[str]:
         providers = ", ".join(onnxruntime.get_available_providers())
         lines.append(f"onnxruntime {found['onnxruntime']} with {providers}")
     else:
-        lines.append("onnxruntime is not installed: no export, no validation of ONNX models")
+        lines.append("onnxruntime is not installed: ONNX models can be neither exported nor validated")
     lines.append(f"triton {environment.version('triton') or 'is not installed'}")
     return lines
 
 
 def kernels() -> Iterable[str]:
-    """Every backend: there, or why not."""
+    """Every backend: whether it can run, or why not."""
     for name, what in WHAT.items():
         problem = backends.problem_of(name)
         detail = f"no, {problem}" if problem else "yes"
@@ -155,7 +154,7 @@ def remedies() -> list[str]:
         importlib.import_module("onnxruntime")
     except ImportError:
         advice.append('for export and validation: pip install "mrem-deploy[cpu]"')
-    if not _has_gpu() and environment.describe()["gpu"]:
+    if not _has_gpu() and environment.describe_machine()["gpu"]:
         advice.append("for the GPU: a CUDA build of torch (make setup TORCH_INSTALL=torch)")
     return advice
 

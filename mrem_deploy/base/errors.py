@@ -1,16 +1,15 @@
 """The exceptions a user is meant to see.
 
-Raise `UserError` for anything the person at the keyboard can mend: a wrong path, a missing
-column, bits that do not exist. The command line prints it without a traceback and exits with 2.
-`WorkerFailed` brings the error of another process, which has a traceback of its own.
-Everything else is a defect of ours and keeps its traceback.
+Raise `UserError` for anything the user can fix: a wrong path, a missing column, bits that do not exist. The
+command line prints it without a traceback and exits with 2. `WorkerFailed` reports the error of another
+process, which has printed its own traceback. Everything else is a bug here and keeps its traceback.
 """
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """What was expected, what came, and what to do about it, in that order."""
+    """What was expected, what was given, and what to do about it, in that order."""
 
     def __init__(self, problem: str, remedy: str = "") -> None:
         self.problem = problem

@@ -1,7 +1,7 @@
 """Atomic writes: a file or folder is either the old one or the new one, never half of one.
 
-Everything is written beside its destination under a temporary name and renamed at the end. A full
-disk, a missing permission or an interruption removes the temporary and leaves the old in place.
+Everything is written next to its destination under a temporary name and renamed at the end. On a full disk,
+a missing permission or an interruption the temporary one is removed and the old one stays.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _explain(error: OSError, path: Path) -> UserError:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals into messages for people."""
+    """Turn errors of the operating system into a `UserError`."""
     try:
         yield
     except OSError as error:
@@ -49,7 +49,7 @@ def explained(path: Path) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        # safetensors and tokenizers are Rust: of the system's error they keep only the text.
+        # safetensors and tokenizers are Rust: they keep only the text of the system's error.
         code = re.search(r"\(os error (\d+)\)", str(error))
         if code:
             raise _explain(OSError(int(code[1]), os.strerror(int(code[1]))), path) from error
@@ -66,7 +66,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         temporary = Path(name)
         try:
             yield temporary
-            os.chmod(temporary, 0o666 & ~_umask())  # mkstemp is private; a result is not
+            os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's files are private; a result is not
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -74,7 +74,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Fill the yielded folder; on success it takes the place of `path`, old content and all."""
+    """Fill the yielded folder; on success it replaces `path` and all that was in it."""
     path = path.absolute()
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,9 +103,9 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step, so that a kill at any moment leaves one of them whole in place.
+    """Swap two folders in one operation, so that a kill at any moment leaves a complete one in place.
 
-    False where the system cannot (not Linux, or a file system without it): two renames must do then.
+    False where the system cannot (not Linux, or a file system without it); then two renames do it.
     """
     if not sys.platform.startswith("linux"):
         return False

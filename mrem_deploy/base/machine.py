@@ -1,9 +1,8 @@
-"""On what a number was measured: the machine, the versions, and the peak memory of a block.
+"""What a number was measured on: the machine, the versions, and the peak memory of a block.
 
-What a reader would get wrong: the kernel keeps one high-water mark per process, so starting a
-measurement erases the mark an enclosing measurement relies on. Every `PeakMemory` block therefore
-hands the mark to all open blocks before it is reset, and may be nested, overlapped or left in any order.
-One MB here is 2**20 bytes, as in the paper's tables.
+Note: the operating system keeps one peak per process, so starting a measurement erases the peak of the one
+around it. Every `PeakMemory` block therefore hands the peak to all open blocks before it resets it. Blocks
+may be nested, overlap and end in any order. Fields that end in `mb` are in MiB, as in the paper's tables.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-MB = 2**20
+from mrem_deploy.base.units import MIB
 
 # The instruction sets that decide which integer kernels can run.
-_TELLING_CPU_FEATURES = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8", "asimddp", "i8mm", "sve")
+_CPU_FEATURES = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8", "asimddp", "i8mm", "sve")
 
 
-def describe() -> dict[str, Any]:
-    """The machine and the versions, for `metrics.json` and the report; what is absent is None.
+def describe_machine() -> dict[str, Any]:
+    """The machine and the versions, for `metrics.json` and the report; None where something is absent.
 
-    It starts neither CUDA nor any other accelerator, so calling it costs no memory.
+    Starts neither CUDA nor another accelerator, so it takes no GPU memory.
     """
     import torch
 
@@ -54,6 +53,9 @@ def describe() -> dict[str, Any]:
     }
 
 
+describe, MB = describe_machine, MIB  # their old names
+
+
 class PeakMemory:
     """The peak memory of this process while the block runs.
 
@@ -61,10 +63,10 @@ class PeakMemory:
             train()
         print(peak.mb, peak.kind)
 
-    `host_mb` is resident memory, which includes what was resident before the block. `device_mb` is the
-    memory torch held on the fullest CUDA device, None if CUDA was not used. `mb` is the device's figure
-    where there is one, else the host's; `device="cpu"` always takes the host's. `kind` names the choice.
-    All may be read inside the block as well, and stay fixed after it.
+    `host_mb` is resident memory and includes what was resident before the block. `device_mb` is the most that
+    torch held on any one CUDA device, None if CUDA was not used. `mb` is `device_mb` if there is one, else
+    `host_mb`; with `device="cpu"` it is always `host_mb`. `kind` says which. All can also be read inside the
+    block, and stay fixed after it.
     """
 
     def __init__(self, device: object = None) -> None:
@@ -97,12 +99,12 @@ class PeakMemory:
     @property
     def host_mb(self) -> float:
         self._refresh()
-        return self._host_bytes / MB
+        return self._host_bytes / MIB
 
     @property
     def device_mb(self) -> float | None:
         self._refresh()
-        return self._device_bytes / MB if self._device_bytes else None
+        return self._device_bytes / MIB if self._device_bytes else None
 
     @property
     def mb(self) -> float:
@@ -121,7 +123,7 @@ _open_blocks: list[PeakMemory] = []
 
 
 def _hand_out_marks() -> None:
-    """Let every open block keep the present high-water marks."""
+    """Let every open block keep the present peaks."""
     if not _open_blocks:
         return
     host, device = _host_mark(), _device_mark()
@@ -131,7 +133,7 @@ def _hand_out_marks() -> None:
 
 
 def _host_mark() -> int:
-    """Bytes: the highest resident memory since the last reset, or since the process started."""
+    """Peak resident memory in bytes, since the last reset or since the process started."""
     marks = _status_bytes()
     if "VmHWM" in marks:
         return marks["VmHWM"]
@@ -146,7 +148,7 @@ def _host_mark() -> int:
 
 
 def _reset_host_mark() -> str:
-    """Bring the mark down to the present use where the system can; say what will be measured."""
+    """Reset the peak to the present use where the system can; returns what will be measured."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -154,7 +156,7 @@ def _reset_host_mark() -> str:
     else:
         marks = _status_bytes()
         # Some sandboxes accept the write and do nothing. The slack covers what runs between the two reads.
-        if "VmHWM" in marks and marks["VmHWM"] <= marks.get("VmRSS", 0) + 64 * MB:
+        if "VmHWM" in marks and marks["VmHWM"] <= marks.get("VmRSS", 0) + 64 * MIB:
             return "peak resident memory within the block"
     return (
         "peak resident memory since the process started" if _host_mark() else "not measured on this platform"
@@ -197,7 +199,7 @@ def _usable_cpus() -> int:
 
 
 def _cpu() -> tuple[str, list[str]]:
-    """The processor's name and those of its instruction sets that matter to integer kernels."""
+    """The processor's name, and which of the instruction sets above it has."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -208,11 +210,11 @@ def _cpu() -> tuple[str, list[str]]:
         fields.setdefault(key.strip().lower(), value.strip())
     present = set((fields.get("flags") or fields.get("features") or "").split())
     name = fields.get("model name") or platform.processor() or platform.machine() or "unknown"
-    return name, [feature for feature in _TELLING_CPU_FEATURES if feature in present]
+    return name, [feature for feature in _CPU_FEATURES if feature in present]
 
 
 def _ram_mb() -> int | None:
-    """Memory this process may use: the machine's, or the container's limit where that is less."""
+    """Memory this process may use: that of the machine, or the limit of the container if that is lower."""
     try:
         limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     except (AttributeError, OSError, ValueError):
@@ -222,14 +224,14 @@ def _ram_mb() -> int | None:
             limits.append(int(Path(name).read_text()))
         except (OSError, ValueError):  # absent, or "max"
             continue
-    return min(limits) // MB if limits else None
+    return min(limits) // MIB if limits else None
 
 
 def _gpu_name() -> str | None:
     cuda = _initialized_cuda()
     if cuda:
         return str(cuda.get_device_name())
-    # Asking torch would create a CUDA context of some hundred MB; the driver's own tool does not.
+    # torch would create a CUDA context of some hundred MiB; the driver's tool does not.
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
@@ -260,9 +262,9 @@ def _own_version() -> str | None:
     return getattr(mrem_deploy, "__version__", None) or version("mrem-deploy")
 
 
-# -- how the C library hands out large blocks ---------------------------------------------------------------
-# Training allocates the same large tensors every step. By default glibc fetches each block above a
-# threshold from the kernel and gives it back at once, so every step pays for new, zeroed pages.
+# -- how the C library allocates large blocks ---------------------------------------------------------------
+# Training allocates the same large tensors in every step. By default glibc gets each block above a threshold
+# from the kernel and returns it as soon as it is freed, so every step pays for new, zeroed pages.
 
 # <malloc.h>
 M_TRIM_THRESHOLD = -1
@@ -273,7 +275,7 @@ MMAP_THRESHOLDS = (2**30, 2**25)  # bytes; before glibc 2.35, 32 MiB is the most
 
 
 def keep_large_blocks() -> bool:
-    """Keep freed blocks for the next step instead of returning them to the system; False: not glibc.
+    """Keep freed blocks for the next step instead of returning them to the system. False: not glibc.
 
     The process then stays at its peak resident size, which is what it needs in the next step anyway.
     """

@@ -1,7 +1,7 @@
-"""A call in a process of its own, whose memory is that of the call alone.
+"""A call in a separate process, so that its peak memory is that of the call alone.
 
-Where the system can, the process is a fork of a server that has imported the libraries and done nothing
-else: as clean as a new interpreter, and there at once.
+Where the system can, the process is forked from a server that has only imported the libraries: as clean as a
+new interpreter, but quicker to start.
 """
 
 from __future__ import annotations
@@ -17,19 +17,25 @@ from typing import Any, TypeVar
 from mrem_deploy.base.errors import UserError, WorkerFailed
 
 T = TypeVar("T")
-PRELOADED = ["mrem_deploy.pipeline"]
-FAREWELL_SECONDS = 30  # for an interrupted call to leave by itself
+INTERRUPT_SECONDS = 30  # an interrupted call has this long to end by itself
+_preloaded: list[str] = []
+
+
+def preload(module: str) -> None:
+    """Let the server import this module. Only calls before the first `in_fresh_process` have an effect."""
+    if module not in _preloaded:
+        _preloaded.append(module)
 
 
 def in_fresh_process(call: Callable[..., T], *arguments: Any) -> T:
-    """What `call(*arguments)` returns; both are found by name in the new process.
+    """Returns what `call(*arguments)` returns. `call` must be importable by its name.
 
-    A `UserError` comes back as it is; any other failure was told with its traceback by the process itself.
+    A `UserError` is raised here again. For any other failure the process prints the traceback itself.
     """
     forks = "forkserver" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
     context: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
     if forks:
-        context.set_forkserver_preload(PRELOADED)
+        context.set_forkserver_preload(_preloaded)
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(sender, call, arguments))
     process.start()
@@ -39,7 +45,7 @@ def in_fresh_process(call: Callable[..., T], *arguments: Any) -> T:
     except EOFError:
         process.join()
         raise WorkerFailed(_explain(process.exitcode)) from None
-    except BaseException:  # Ctrl-C above all: the process must not go on alone
+    except BaseException:  # mostly Ctrl-C: the process must not go on alone
         _end(process)
         raise
     process.join()
@@ -53,23 +59,24 @@ def _answer(sender: Connection, call: Callable[..., Any], arguments: tuple[Any, 
         answer: tuple[Any, Any] = (None, call(*arguments))
     except UserError as error:
         answer = ([error.problem, error.remedy], None)
-    except KeyboardInterrupt:  # told once, by the process that waits for this one
+    except KeyboardInterrupt:  # reported by the process that waits for this one
         return
     sender.send(answer)
 
 
 def _explain(code: int | None) -> str:
     if code is not None and code < 0:
-        return f"{signal.Signals(-code).name} ended the run from outside; if that was not you, memory ran out"
-    return "the run failed; its own message stands above"
+        name = signal.Signals(-code).name
+        return f"{name} ended the run from outside; if that was not you, the machine ran out of memory"
+    return "the run failed; its message is above"
 
 
 def _end(process: Any) -> None:
-    """Ctrl-C in a terminal reaches both; a signal to this process alone is passed on."""
+    """Ctrl-C in a terminal reaches both processes; a signal to this one alone is passed on."""
     process.join(0.2)
     if process.is_alive():
         os.kill(process.pid, signal.SIGINT)
-        process.join(FAREWELL_SECONDS)
+        process.join(INTERRUPT_SECONDS)
     if process.is_alive():
         process.terminate()
         process.join()

@@ -9,11 +9,11 @@ from typing import TypeVar
 from tqdm import tqdm
 
 T = TypeVar("T")
-_silent = False  # a property of the process: of many workers one speaks
+_silent = False  # for the entire process: only one of several workers prints
 
 
 def silence(yes: bool) -> None:
-    """Show nothing from now on; for workers beside the one that speaks for all."""
+    """Print nothing from now on; for all workers but the one that reports."""
     global _silent
     _silent = yes
 
@@ -46,6 +46,6 @@ def track(items: Iterable[T], label: str, total: int | None = None, unit: str = 
 
 
 def say(message: str) -> None:
-    """One line for the person watching, above any bar that is being drawn."""
+    """Print one line, above any bar that is being drawn."""
     if not _silent:
         tqdm.write(message, file=sys.stderr)

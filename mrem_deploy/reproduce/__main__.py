@@ -169,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("model", "task", "data"):
         options.pop(name, None)
 
-    from mrem_deploy.base import machine
+    from mrem_deploy.base import machine, processes
     from mrem_deploy.benchmarks.output import check_folder
     from mrem_deploy.reproduce import run
     from mrem_deploy.reproduce.cells import Cells, note_subjects
@@ -177,6 +177,7 @@ def main(argv: list[str] | None = None) -> int:
     from mrem_deploy.reproduce.plan import make_plan
     from mrem_deploy.reproduce.subjects import Finetuning, find_subjects
 
+    processes.preload("mrem_deploy.pipeline")
     quick, dry_run, keep = (options.pop(name) for name in ("quick", "dry_run", "keep_models"))
     geometry, steps, batch = (options.pop(name) for name in ("geometry", "geometry_steps", "geometry_batch"))
     if geometry and not {"main", "overview"} & set(names):

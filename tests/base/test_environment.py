@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from mrem_deploy.base import machine
-from mrem_deploy.base.machine import MB, PeakMemory, describe
+from mrem_deploy.base.machine import PeakMemory, describe_machine
+from mrem_deploy.base.units import MIB
 
 SLACK_MB = 24  # what the interpreter, other threads and the kernel's batched counters may add meanwhile
 
@@ -30,7 +31,7 @@ def touch(megabytes: int) -> None:
     Straight from the kernel: an allocator may keep what was freed (`memory.keep_large_blocks` asks it
     to, and another test of the same process may have), and would then need no new pages here.
     """
-    with mmap.mmap(-1, megabytes * MB) as block:
+    with mmap.mmap(-1, megabytes * MIB) as block:
         page = mmap.PAGESIZE
         for start in range(0, len(block), page):
             block[start] = 1
@@ -125,7 +126,7 @@ def test_without_proc_the_lifetime_peak_of_getrusage_is_used(monkeypatch: pytest
     with PeakMemory() as peak:
         pass
     unit = 1 if sys.platform == "darwin" else 1024
-    lifetime = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MB
+    lifetime = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MIB
     assert peak.mb == pytest.approx(lifetime, abs=SLACK_MB)
     assert peak.kind == "peak resident memory since the process started"
 
@@ -137,7 +138,7 @@ class FakeCuda:
         self.now, self.peak = [0, 0], [0, 0]
 
     def use(self, device: int, megabytes: int) -> None:
-        self.peak[device] = max(self.peak[device], self.now[device] + megabytes * MB)
+        self.peak[device] = max(self.peak[device], self.now[device] + megabytes * MIB)
 
     def device_count(self) -> int:
         return 2
@@ -167,7 +168,7 @@ def test_describe_is_json_and_true() -> None:
     import torch
     import transformers
 
-    told = json.loads(json.dumps(describe(), allow_nan=False))
+    told = json.loads(json.dumps(describe_machine(), allow_nan=False))
     assert told["python"] == platform.python_version()
     assert told["torch"] == torch.__version__
     assert told["transformers"] == transformers.__version__
