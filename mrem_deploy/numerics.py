@@ -5,18 +5,22 @@ integers that these lines give. Two rules keep them equal everywhere:
 
 * quantize by *division* `x / s`, never by `x * (1 / s)`: the two differ at ties;
 * round half to even (`torch.round`, `std::nearbyint`, ONNX QuantizeLinear), never half away.
+
+Loads no torch: tensors bring their own operators.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-FULL_PRECISION = 32  # the bit width that means "leave it"
-WEIGHT_BITS = (2, 3, 4, 8, FULL_PRECISION)
-EMBEDDING_BITS = (2, 4, 8, FULL_PRECISION)
-ACTIVATION_BITS = (4, 8, FULL_PRECISION)
+UNQUANTIZED_BITS = 32  # the bit width that means "leave it in full precision"
+WEIGHT_BITS = (2, 3, 4, 8, UNQUANTIZED_BITS)
+EMBEDDING_BITS = (2, 4, 8, UNQUANTIZED_BITS)
+ACTIVATION_BITS = (4, 8, UNQUANTIZED_BITS)
 
 
 @dataclass(frozen=True)

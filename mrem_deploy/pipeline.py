@@ -3,15 +3,12 @@ report."""
 
 from __future__ import annotations
 
-import copy
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from transformers import PreTrainedModel
 
@@ -28,7 +25,6 @@ from mrem_deploy.evaluate.evaluation import Evaluation, evaluate, score_on_evalu
 from mrem_deploy.evaluate.examples import write_examples
 from mrem_deploy.evaluate.layer_error import layer_errors
 from mrem_deploy.models.loading import load_model
-from mrem_deploy.models.partition import module_cuts
 from mrem_deploy.preflight import (
     check_labels,
     check_model,
@@ -39,29 +35,18 @@ from mrem_deploy.preflight import (
     select_backend,
 )
 from mrem_deploy.quant import artifact
-from mrem_deploy.quant.calibrate import initial_scales
 from mrem_deploy.quant.frozen import MEBIBYTE, FrozenModel, build, freeze
-from mrem_deploy.quant.insert import activation_points, insert_quantizers, prepare
-from mrem_deploy.quant.mixed import choose_bits
-from mrem_deploy.quant.spec import QuantSpec
-from mrem_deploy.recipe import Recipe, module_count, parse_epochs, parse_megabytes, parse_modules
+from mrem_deploy.recipe import Recipe, module_count, parse_epochs
 from mrem_deploy.report.page import write_report
 from mrem_deploy.result import History, LayerErrors
+from mrem_deploy.train import METHODS
 from mrem_deploy.train.checkpoint import CheckpointStore
-from mrem_deploy.train.job import TrainLog, TrainSettings
+from mrem_deploy.train.job import ProcessCost, TrainJob, worker_costs
 from mrem_deploy.train.mrem_p import launch
 from mrem_deploy.train.mrem_p.crew import Crew
-from mrem_deploy.train.mrem_p.rank import ParallelSettings, train_mrem_p
-from mrem_deploy.train.mrem_p.shards import share_scales
-from mrem_deploy.train.mrem_s import train_mrem_s
-from mrem_deploy.train.qat import QatSettings, train_qat
-from mrem_deploy.train.rem import train_rem
-from mrem_deploy.train.streams import CacheSettings
+from mrem_deploy.train.student import chosen_bits, make_student
 
 ERROR_BATCHES = 4  # batches over which the error per layer is measured, before and after training
-BITS_CHECKPOINT = "bits"
-SENSITIVITY_BATCHES = 4  # batches over which bits per layer are weighed against each other
-MIXED_NOTES = ("budget_mb", "planned_mb", "sensitivity")  # for the manifest, which has the bits already
 METRICS_FORMAT = 1
 
 
@@ -113,7 +98,8 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
     calibration = sample(encode(tokenizer, texts, recipe.max_length), recipe.calib_size, recipe.seed)
     check_labels(task_data, texts, teacher)
     teacher.to(device).requires_grad_(False)
-    training = _training_set(recipe, task_data, tokenizer) if recipe.method == "qat" else None
+    method = METHODS[recipe.method]
+    training = _training_set(recipe, task_data, tokenizer) if method.needs_training_set else None
     weights = weights_digest(teacher)
     store = _open_store(crew, out, _identity(recipe, calibration, weights, training), resume)
     if resume:
@@ -123,9 +109,8 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
 
     with machine.PeakMemory(device) as memory:
         train_started, cpu_started = time.perf_counter(), time.process_time()
-        mixed = _chosen_bits(teacher, recipe, calibration, store, crew) if recipe.chooses_bits else None
-        layer_bits = tuple(mixed["layers"].items()) if mixed else ()
-        spec = replace(recipe.spec, layer_bits=layer_bits)
+        mixed = chosen_bits(teacher, recipe, calibration, store, crew) if recipe.chooses_bits else None
+        spec = replace(recipe.spec, layer_bits=mixed.layer_bits if mixed else ())
         student = make_student(teacher, recipe, calibration, crew, spec)
         probe = [
             BatchSchedule(calibration.lengths, recipe.batch_size, recipe.seed).at(i)
@@ -134,13 +119,14 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
         before = layer_errors(teacher, student, calibration, probe) if crew.leads else {}
         if training is not None:
             score = score_on_evaluation_split(recipe, task_data, tokenizer, teacher)
-            log = train_qat(teacher, student, training, _qat_settings(recipe), score, store)
+            job = TrainJob(teacher, student, training, recipe, store, crew, score)
         else:
-            log = train(teacher, student, recipe, calibration, store, crew)
+            job = TrainJob(teacher, student, calibration, recipe, store, crew)
+        log = method.train(job)
         train_seconds = time.perf_counter() - train_started + store.earlier_seconds
         cpu_seconds = time.process_time() - cpu_started
-        own_cost = {"peak_memory_mb": memory.mb, "cpu_seconds": cpu_seconds}
-        costs = crew.exchange("the sum of costs", own_cost)
+        own_cost = ProcessCost(memory.mb, cpu_seconds).to_dict()
+        costs = [ProcessCost(**cost) for cost in crew.exchange("the sum of costs", own_cost)]
     if not crew.leads:
         del teacher, student  # the evaluation may need the memory
         crew.wait_for_leader("the result")
@@ -157,7 +143,7 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
         "bits": recipe.bits,
         "method": recipe.method,
         "task": recipe.task,
-        **({"mixed_precision": {key: mixed[key] for key in MIXED_NOTES}} if mixed else {}),
+        **({"mixed_precision": mixed.manifest_notes()} if mixed else {}),
     }
     quantized = build(frozen).to(device)
     evaluation = evaluate(recipe, task_data, tokenizer, teacher, quantized, weights)
@@ -174,8 +160,8 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
             "train_seconds": train_seconds,
             "total_seconds": 0.0,
             # On a shared machine fairer than the clock; a resumed run does not know its first part's.
-            "train_cpu_seconds": None if store.resumed else sum(cost["cpu_seconds"] for cost in costs),
-            "peak_memory_mb": max(cost["peak_memory_mb"] for cost in costs),
+            "train_cpu_seconds": None if store.resumed else sum(cost.cpu_seconds for cost in costs),
+            "peak_memory_mb": max(cost.peak_memory_mb for cost in costs),
             "memory_kind": memory.kind + (", of the largest worker" if crew.world > 1 else ""),
             "workers": worker_costs(costs, log.workers),
             "calibration_samples": len(calibration),
@@ -190,14 +176,14 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
             "ages": {name: sorted(counted.items()) for name, counted in log.ages.items()},
         }
     if mixed:
-        result["mixed_precision"] = mixed
+        result["mixed_precision"] = mixed.to_dict()
     if training is not None:
         result["qat"] = {
             "epochs": list(parse_epochs(recipe.qat_epochs)),
             "training_samples": min(recipe.train_size or len(task_data.train()), len(task_data.train())),
             "training_split": len(task_data.train()),
             "training_windows": len(training),  # more than samples where texts are cut into several
-            "chosen_on_the_evaluation_split": log.choice or None,
+            "chosen_on_the_evaluation_split": log.choice.to_dict() if log.choice else None,
         }
     errors = {"layers": list(before), "before": list(before.values()), "after": list(after.values())}
     with atomic_folder(out) as folder:
@@ -216,86 +202,6 @@ def _walk(recipe: Recipe, out: Path, resume: bool, crew: Crew) -> Path:
     store.remove()
     crew.dismiss("the result")
     return out
-
-
-def make_student(
-    teacher: PreTrainedModel,
-    recipe: Recipe,
-    calibration: Encoded,
-    crew: Crew | None = None,
-    spec: QuantSpec | None = None,
-) -> PreTrainedModel:
-    """The fake-quant model with initialised step sizes; prepares the teacher as well.
-
-    The workers of a crew search a share of the step sizes each; all get all of them. `spec` is the
-    recipe's, unless bits per layer were chosen.
-    """
-    crew, spec = crew or Crew(), spec or recipe.spec
-    device = next(teacher.parameters()).device
-    found = prepare(teacher)
-    batches = _first_batches(recipe, calibration, device, recipe.init_batches)
-    say(f"initialising step sizes on {recipe.init_batches} batches")
-    share = list(activation_points(found, spec))[crew.rank :: crew.world]
-    own = initial_scales(teacher, found, spec, batches, share)
-    steps = share_scales(crew, own)
-    student = copy.deepcopy(teacher)
-    insert_quantizers(student, spec, steps)
-    return student.requires_grad_(True).to(device)
-
-
-def _first_batches(
-    recipe: Recipe, calibration: Encoded, device: torch.device, count: int
-) -> Iterator[dict[str, torch.Tensor]]:
-    schedule = BatchSchedule(calibration.lengths, recipe.batch_size, recipe.seed)
-    for i in range(count):
-        yield {name: value.to(device) for name, value in calibration.batch(schedule.at(i)).items()}
-
-
-def _chosen_bits(
-    teacher: PreTrainedModel, recipe: Recipe, calibration: Encoded, store: CheckpointStore, crew: Crew
-) -> dict[str, Any]:
-    """The bits of every layer under the recipe's budget; of a crew the leader measures for all.
-
-    They are kept as a checkpoint: chosen anew, near equals might change places, and no weights would fit.
-    """
-    kept = store.notes(BITS_CHECKPOINT) if crew.leads else None
-    chosen = kept["chosen"] if kept else None
-    if crew.leads and chosen is None:
-        say(f"choosing bits per layer for {recipe.budget_mb:g} MiB")
-        batches = list(
-            _first_batches(recipe, calibration, next(teacher.parameters()).device, SENSITIVITY_BATCHES)
-        )
-        chosen = choose_bits(teacher, recipe.spec, batches, recipe.budget_mb, recipe.sensitivity, recipe.seed)
-        store.save(BITS_CHECKPOINT, {}, {"chosen": chosen})
-    return crew.exchange("the bits of every layer", chosen, patient=True)[0]
-
-
-def train(
-    teacher: PreTrainedModel,
-    student: PreTrainedModel,
-    recipe: Recipe,
-    calibration: Encoded,
-    store: CheckpointStore | None = None,
-    crew: Crew | None = None,
-) -> TrainLog:
-    """Train the student in place by the recipe's method; of a crew, on rank 0."""
-    settings = _train_settings(recipe)
-    cache = CacheSettings(_memory_budget(recipe), Path(recipe.cache_dir) if recipe.cache_dir else None)
-    if recipe.method == "mrem-s":
-        cuts = module_cuts(teacher, parse_modules(recipe.modules))
-        return train_mrem_s(
-            teacher, student, cuts, calibration, settings, cache, store, recipe.checkpoint_steps
-        )
-    if recipe.method == "mrem-p":
-        cuts = module_cuts(teacher, parse_modules(recipe.modules))
-        parallel = ParallelSettings(recipe.staleness, recipe.teacher_forcing, recipe.deterministic)
-        return train_mrem_p(
-            crew or Crew(), teacher, student, cuts, calibration, settings, parallel, store,
-            recipe.checkpoint_steps,
-        )  # fmt: skip
-    if recipe.method == "rem":
-        return train_rem(teacher, student, calibration, settings, cache, store)
-    return TrainLog()  # ptq: the initialisation is the result
 
 
 def save(folder: Path, frozen: FrozenModel, tokenizer: Any, recipe: Recipe) -> None:
@@ -364,16 +270,6 @@ def _work_folder(out: Path) -> Path:
     return out.with_name(f".{out.name}.work")
 
 
-def worker_costs(costs: list[dict[str, Any]], reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What every process cost, by rank, for metrics.json."""
-    if len(costs) == 1:
-        return [{"name": "main", "peak_memory_mb": costs[0]["peak_memory_mb"], **(reports or [{}])[0]}]
-    return [
-        {"name": f"worker {rank}", **cost, **report}
-        for rank, (cost, report) in enumerate(zip(costs, reports, strict=True))
-    ]
-
-
 def _open_store(crew: Crew, out: Path, identity: dict[str, Any], resume: bool) -> CheckpointStore:
     """One after another: the first on each machine clears what an abandoned run left there."""
     place = 0 if crew.leads else 1 if crew.local_rank == 0 else 2
@@ -382,23 +278,6 @@ def _open_store(crew: Crew, out: Path, identity: dict[str, Any], resume: bool) -
             store = CheckpointStore(_work_folder(out), identity, resume or place == 2)
         crew.exchange("the checkpoints' folder")
     return store
-
-
-def _memory_budget(recipe: Recipe) -> float:
-    if recipe.max_memory is not None:
-        return parse_megabytes(recipe.max_memory)
-    return psutil.virtual_memory().available / MEBIBYTE / 2
-
-
-def _train_settings(recipe: Recipe) -> TrainSettings:
-    return TrainSettings(recipe.steps, recipe.lr, recipe.step_lr, recipe.batch_size, recipe.seed)
-
-
-def _qat_settings(recipe: Recipe) -> QatSettings:
-    return QatSettings(
-        replace(_train_settings(recipe), lr=recipe.qat_lr), parse_epochs(recipe.qat_epochs),
-        recipe.accumulate, recipe.qat_evals, recipe.checkpoint_steps,
-    )  # fmt: skip
 
 
 def _training_set(recipe: Recipe, task_data: TaskData, tokenizer: Any) -> Encoded:

@@ -22,9 +22,8 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.options import bad_value, check_options, convert_all, flag, option, read_yaml
 from mrem_deploy.data.tasks import TASKS, Defaults, defaults_of
 from mrem_deploy.kernels.backends import CHOICES as BACKENDS
-from mrem_deploy.numerics import FULL_PRECISION
-from mrem_deploy.quant.quantizers import WEIGHT_QUANTIZERS
-from mrem_deploy.quant.spec import QuantSpec
+from mrem_deploy.numerics import UNQUANTIZED_BITS
+from mrem_deploy.quant.spec import WEIGHT_QUANTIZERS, QuantSpec
 from mrem_deploy.recipe_values import module_count as module_count
 from mrem_deploy.recipe_values import parse_bits as parse_bits
 from mrem_deploy.recipe_values import parse_epochs as parse_epochs
@@ -311,7 +310,7 @@ class Recipe:
                 f"--bits {AUTO} may be followed by the bits of activations only; got {self.bits!r}",
                 "write --bits auto, auto-8 or auto-4",
             )
-        return parse_bits(f"{FULL_PRECISION}-{FULL_PRECISION}{activations}")
+        return parse_bits(f"{UNQUANTIZED_BITS}-{UNQUANTIZED_BITS}{activations}")
 
     def identity(self) -> dict[str, Any]:
         """What decides the quantized model: a resumed run must have the same values.
@@ -337,7 +336,7 @@ class Recipe:
 def _check_quantizer(recipe: Recipe) -> None:
     """TWN has two bits; the others need a grid of more than three codes to be worth it."""
     bits = AUTO if recipe.chooses_bits else recipe.spec.weight_bits
-    if recipe.weight_quantizer == "twn" and bits not in (2, FULL_PRECISION):
+    if recipe.weight_quantizer == "twn" and bits not in (2, UNQUANTIZED_BITS):
         raise UserError(f"--weight-quantizer twn is for 2-bit weights; got {bits}", "use laq or uniform")
 
 

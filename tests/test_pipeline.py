@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ from mrem_deploy.data.task_data import TaskData, open_task
 from mrem_deploy.evaluate import evaluation, predict
 from mrem_deploy.models import loading
 from mrem_deploy.quant import artifact
-from mrem_deploy.train.job import TrainLog
+from mrem_deploy.train import METHODS
+from mrem_deploy.train.job import TrainJob, TrainLog
 
-METHODS = ("mrem-s", "rem", "ptq")
+TRIED = ("mrem-s", "rem", "ptq")
 FILES = {
     *("mrem.json", "mrem.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"),
     *("recipe.yaml", "metrics.json", "report.md", "report.html", "README.md"),
@@ -44,7 +46,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def results(workshop: Path) -> dict[str, tuple[Path, nn.Module]]:
     """By method: the result folder, and the quantized model as it was when it was scored."""
     made = {}
-    for method in METHODS:
+    for method in TRIED:
         scored: list[nn.Module] = []
         whole = pipeline.evaluate
 
@@ -80,7 +82,7 @@ def answers(model: nn.Module, workshop: Path) -> np.ndarray:
 # --- the result folder -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TRIED)
 def test_the_result_folder_is_complete(method: str, results: Any, workshop: Path) -> None:
     folder = results[method][0]
     assert {path.name for path in folder.iterdir() if path.is_file()} >= FILES
@@ -89,7 +91,7 @@ def test_the_result_folder_is_complete(method: str, results: Any, workshop: Path
     assert not [path.name for path in workshop.iterdir() if path.name.startswith(".")]  # nothing temporary
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TRIED)
 def test_the_metrics_have_every_key(method: str, results: Any, workshop: Path) -> None:
     found = metrics_of(results[method][0])
     assert (found["task"], found["method"], found["bits"]) == ("text-classification", method, "2-2-8")
@@ -127,11 +129,11 @@ def test_the_report_has_every_module_and_layer(results: Any) -> None:
 
 
 def test_training_changes_the_model(results: Any) -> None:
-    tensors = {method: (results[method][0] / artifact.TENSORS).read_bytes() for method in METHODS}
+    tensors = {method: (results[method][0] / artifact.TENSORS).read_bytes() for method in TRIED}
     assert len(set(tensors.values())) == 3
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TRIED)
 def test_load_gives_the_model_that_was_scored(method: str, results: Any, workshop: Path) -> None:
     folder, scored = results[method]
     loaded = mrem_deploy.load(folder)
@@ -147,7 +149,7 @@ def test_load_gives_the_model_that_was_scored(method: str, results: Any, worksho
 
 
 @pytest.mark.usefixtures("no_report")
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TRIED)
 def test_the_written_recipe_gives_the_same_again(method: str, results: Any, workshop: Path) -> None:
     folder, again = results[method][0], workshop / f"{method}-again"
     arguments = ["--config", str(folder / "recipe.yaml"), "--out", str(again)]
@@ -274,20 +276,20 @@ def test_the_evaluation_split_is_read_once_and_after_training(
 ) -> None:
     """Opening looks at one row, to find a missing column; the rest stays unread until training is over."""
     events: list[str] = []
-    read, train, score = table_files.read_files, pipeline.train, TaskData.evaluation
+    read, method, score = table_files.read_files, METHODS["mrem-s"], TaskData.evaluation
 
     def watched_read(paths: Any, naming: Any, wanted: Any) -> Any:
         if wanted.rows is None:
             events.append(f"read {paths[0].stem}")
         return read(paths, naming, wanted)
 
-    def watched_train(*args: Any, **options: Any) -> Any:
-        log = train(*args, **options)
+    def watched_train(job: TrainJob) -> TrainLog:
+        log = method.train(job)
         events.append("trained")
         return log
 
     monkeypatch.setattr(sources, "read_files", watched_read)
-    monkeypatch.setattr(pipeline, "train", watched_train)
+    monkeypatch.setitem(METHODS, "mrem-s", replace(method, train=watched_train))
     monkeypatch.setattr(TaskData, "evaluation", lambda data: events.append("evaluation") or score(data))
     assert job(workshop, "spied").run() == 0
     assert events == ["read train", "trained", "evaluation", "read dev"]
@@ -306,7 +308,8 @@ def test_calibration_needs_no_labels_and_takes_none_of_the_evaluation_texts(
 
     monkeypatch.setattr(pipeline, "encode", watched)
     monkeypatch.setattr(evaluation, "encode", watched)
-    monkeypatch.setattr(pipeline, "train", lambda *args, **options: seen.clear() or TrainLog())
+    untrained = replace(METHODS["mrem-s"], train=lambda job: seen.clear() or TrainLog())
+    monkeypatch.setitem(METHODS, "mrem-s", untrained)
     train = [{"text": row["text"]} for row in sentences(40, seed=1)]
     write_jsonl(workshop / "bare" / "train.jsonl", train)
     write_jsonl(workshop / "bare" / "dev.jsonl", sentences(10, seed=2))

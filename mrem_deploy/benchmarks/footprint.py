@@ -85,11 +85,11 @@ def measure(options: argparse.Namespace, bits: str, name: str) -> dict[str, Any]
     from mrem_deploy.benchmarks.step import unquantized_student
     from mrem_deploy.models.partition import module_cuts
     from mrem_deploy.models.parts import carve
-    from mrem_deploy.pipeline import make_student
     from mrem_deploy.quant.insert import prepare
     from mrem_deploy.recipe import Recipe
     from mrem_deploy.train.job import TrainSettings
     from mrem_deploy.train.module import ModuleTrainer
+    from mrem_deploy.train.student import make_student
 
     if options.threads:
         torch.set_num_threads(options.threads)

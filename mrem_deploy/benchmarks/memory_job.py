@@ -77,11 +77,11 @@ def measure(job: Job) -> dict[str, Any]:
     from mrem_deploy.base.machine import PeakMemory, keep_large_blocks
     from mrem_deploy.models.partition import module_cuts
     from mrem_deploy.models.parts import carve
-    from mrem_deploy.pipeline import make_student
     from mrem_deploy.recipe import Recipe
     from mrem_deploy.train.job import TrainSettings
     from mrem_deploy.train.mrem_s import train_module
     from mrem_deploy.train.streams import CacheSettings, Streams
+    from mrem_deploy.train.student import make_student
 
     if job.threads:
         torch.set_num_threads(job.threads)

@@ -16,6 +16,7 @@ import numpy as np
 from mrem_deploy.benchmarks.geometry import Geometry, random_model, random_tokens
 
 HOUR = 3600.0
+IN_MEMORY = "1000000GB"  # the cache, however large
 
 
 @dataclass(frozen=True)
@@ -52,19 +53,21 @@ def measure(job: Job) -> dict[str, Any]:
 
     from mrem_deploy.base.machine import keep_large_blocks
     from mrem_deploy.models.partition import module_cuts
-    from mrem_deploy.pipeline import make_student
     from mrem_deploy.recipe import Recipe
-    from mrem_deploy.train.job import TrainSettings
+    from mrem_deploy.train.job import TrainJob
     from mrem_deploy.train.mrem_p.launch import crew_of
-    from mrem_deploy.train.mrem_p.rank import ParallelSettings, train_mrem_p
+    from mrem_deploy.train.mrem_p.rank import train_mrem_p
     from mrem_deploy.train.mrem_s import train_mrem_s
-    from mrem_deploy.train.streams import CacheSettings
+    from mrem_deploy.train.student import make_student
 
     with crew_of(HOUR) as crew:
         torch.set_num_threads(job.threads)
         keep_large_blocks()  # as a real run does
-        recipe = Recipe(bits=job.bits, batch_size=job.batch_size, seed=job.seed, init_batches=1)
-        settings = TrainSettings(job.steps, recipe.lr, recipe.step_lr, job.batch_size, job.seed)
+        recipe = Recipe(
+            bits=job.bits, method=job.method, modules=str(job.modules), steps=job.steps,
+            batch_size=job.batch_size, staleness=job.staleness, deterministic=job.lockstep, seed=job.seed,
+            init_batches=1, max_memory=IN_MEMORY,
+        )  # fmt: skip
         teacher = _model(job).requires_grad_(False)
         geometry = job.geometry
         calibration = random_tokens(geometry, job.calib_size, job.length, job.seed)
@@ -72,11 +75,8 @@ def measure(job: Job) -> dict[str, Any]:
         cuts = module_cuts(teacher, job.modules)
         crew.exchange("the start of the clock")
         started = time.perf_counter()
-        if job.method == "mrem-s":
-            log = train_mrem_s(teacher, student, cuts, calibration, settings, CacheSettings(float("inf")))
-        else:
-            parallel = ParallelSettings(job.staleness, lockstep=job.lockstep, slowdown=job.slowdown)
-            log = train_mrem_p(crew, teacher, student, cuts, calibration, settings, parallel)
+        work = TrainJob(teacher, student, calibration, recipe, crew=crew)
+        log = train_mrem_s(work) if job.method == "mrem-s" else train_mrem_p(work, job.slowdown)
         seconds = time.perf_counter() - started
         losses = [curve[-1][1] for curve in log.curves.values()]
         if len(losses) != job.modules or not np.isfinite(losses).all():
@@ -84,7 +84,7 @@ def measure(job: Job) -> dict[str, Any]:
         return {
             "seconds": seconds,
             "stages": log.seconds,
-            "workers": log.workers,
+            "workers": [report.to_dict() for report in log.workers],
             "ages": {name: sorted(counted.items()) for name, counted in log.ages.items()},
             "losses": losses,
             "cuts": cuts,

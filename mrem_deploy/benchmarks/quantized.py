@@ -17,7 +17,7 @@ from torch import nn
 
 from mrem_deploy.models.architectures import anatomy
 from mrem_deploy.models.parts import Part
-from mrem_deploy.numerics import FULL_PRECISION, dequantize
+from mrem_deploy.numerics import UNQUANTIZED_BITS, dequantize
 from mrem_deploy.quant.insert import activation_points
 from mrem_deploy.quant.layers import Matmul, QuantEmbedding, QuantLinear
 from mrem_deploy.quant.spec import QuantSpec
@@ -43,9 +43,9 @@ def expected_quantizers(model: nn.Module, spec: QuantSpec) -> dict[str, int]:
     found = anatomy(model)
     linears = [name for name in found.linears if not spec.keeps(name)]
     return {
-        "weights": len(linears) if spec.weight_bits != FULL_PRECISION else 0,
-        "activations": len(activation_points(found, spec)) if spec.activation_bits != FULL_PRECISION else 0,
-        "embeddings": int(spec.embedding_bits != FULL_PRECISION and not spec.keeps(found.word_embedding)),
+        "weights": len(linears) if spec.weight_bits != UNQUANTIZED_BITS else 0,
+        "activations": len(activation_points(found, spec)) if spec.activation_bits != UNQUANTIZED_BITS else 0,
+        "embeddings": int(spec.embedding_bits != UNQUANTIZED_BITS and not spec.keeps(found.word_embedding)),
     }
 
 

@@ -17,7 +17,7 @@ from mrem_deploy.base.progress import bar
 from mrem_deploy.benchmarks import options as opt
 from mrem_deploy.benchmarks.output import Result, table
 from mrem_deploy.benchmarks.simulator import Outcome, World, gpipe, gpipe_bubble, pipedream, simulate
-from mrem_deploy.train.mrem_p.schedule import Plan
+from mrem_deploy.train.mrem_p.schedule import ScheduleRules
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,13 +82,13 @@ def run(options: argparse.Namespace) -> Result:
         for modules in options.modules:
             even, uneven = (_world(options, step, modules, slowest) for slowest in (1.0, SLOWER))
             for staleness in options.staleness if modules in swept else (usual,):
-                plan = Plan(options.steps, staleness)
-                add(MREM_P, modules, simulate(even, plan), staleness=staleness)
-            add(LOCKSTEP, modules, simulate(even, Plan(options.steps, 1, lockstep=True)))
+                rules = ScheduleRules(options.steps, staleness)
+                add(MREM_P, modules, simulate(even, rules), staleness=staleness)
+            add(LOCKSTEP, modules, simulate(even, ScheduleRules(options.steps, 1, lockstep=True)))
             add(PIPEDREAM, modules, pipedream(even, options.steps))
             # Every step of GPipe is like the last: it is flushed in between.
             add(GPIPE, modules, gpipe(even, max(1, options.steps // 20), options.micro_batches))
-            add(MREM_P, modules, simulate(uneven, Plan(options.steps, usual)), straggler=True)
+            add(MREM_P, modules, simulate(uneven, ScheduleRules(options.steps, usual)), straggler=True)
             add(PIPEDREAM, modules, pipedream(uneven, options.steps), straggler=True)
     return Result(
         "schedule",

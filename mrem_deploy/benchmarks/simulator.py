@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from mrem_deploy.train.mrem_p.schedule import OUTBOX_ENTRIES, Action, ModuleSchedule, Plan
+from mrem_deploy.train.mrem_p.schedule import OUTBOX_ENTRIES, Action, ModuleSchedule, ScheduleRules
 from mrem_deploy.train.mrem_p.stale_queue import Outbox, StaleQueue, draw, mean_age
 
 BACKWARD_SHARE = 2 / 3  # of a training step of a pipeline stage; a backward pass is two forward passes
@@ -121,7 +121,7 @@ class _Link:
 
     def _deliver(self, turn: int) -> None:
         receiver = self.receiver
-        if receiver.schedule.plan.lockstep and receiver.queue is not None and receiver.queue.full:
+        if receiver.schedule.rules.lockstep and receiver.queue is not None and receiver.queue.full:
             receiver.on_room = lambda: self._deliver(turn)  # no answer before the last one was taken
             return
         assert receiver.queue is not None
@@ -144,10 +144,10 @@ class _Link:
 
 
 class _Worker:
-    def __init__(self, index: int, world: World, plan: Plan, clock: _Clock) -> None:
+    def __init__(self, index: int, world: World, rules: ScheduleRules, clock: _Clock) -> None:
         self.index, self.world, self.clock = index, world, clock
-        self.schedule = ModuleSchedule(plan)
-        self.queue: StaleQueue[int] | None = StaleQueue(plan.capacity) if index else None
+        self.schedule = ModuleSchedule(rules)
+        self.queue: StaleQueue[int] | None = StaleQueue(rules.capacity) if index else None
         self.link: _Link | None = None
         self.before: _Worker | None = None
         self.on_room: Callable[[], None] | None = None
@@ -179,7 +179,7 @@ class _Worker:
         if self.queue is None or action is Action.PRIME:
             return
         turn = self.schedule.turn
-        if self.schedule.plan.lockstep:
+        if self.schedule.rules.lockstep:
             self.used.add(self.queue.take())
             if self.on_room is not None:
                 arrived, self.on_room = self.on_room, None
@@ -201,10 +201,10 @@ class _Worker:
         self.poke()
 
 
-def simulate(world: World, plan: Plan) -> Outcome:
-    """One run of MREM-P (or, with `plan.lockstep`, of its deterministic form)."""
+def simulate(world: World, rules: ScheduleRules) -> Outcome:
+    """One run of MREM-P (or, with `rules.lockstep`, of its deterministic form)."""
     clock = _Clock()
-    workers = [_Worker(index, world, plan, clock) for index in range(world.modules)]
+    workers = [_Worker(index, world, rules, clock) for index in range(world.modules)]
     for here, behind in pairwise(workers):
         here.link = _Link(
             clock, world.transfer(here.index), Durations(world, world.modules + here.index), here
@@ -213,9 +213,9 @@ def simulate(world: World, plan: Plan) -> Outcome:
     for worker in workers:
         worker.poke()
     clock.run()  # until nothing moves: all are primed, or, in lock-step, all is done
-    priming = clock.now if not plan.lockstep else 0.0
+    priming = clock.now if not rules.lockstep else 0.0
     assert all(worker.schedule.is_primed(worker.queue, worker.link) for worker in workers)
-    if not plan.lockstep:
+    if not rules.lockstep:
         for worker in workers:
             worker.released_at = clock.now
             worker.schedule.release()
@@ -233,7 +233,7 @@ def simulate(world: World, plan: Plan) -> Outcome:
         waiting=[worker.waiting / (worker.finished - worker.released_at) for worker in workers],
         mean_age=float(np.mean([mean_age(queue.ages) for queue in queues])) if queues else 0.0,
         oldest=max((max(queue.ages, default=0) for queue in queues), default=0),
-        fresh=float(np.mean([len(w.used) / plan.steps for w in readers])) if readers else 1.0,
+        fresh=float(np.mean([len(w.used) / rules.steps for w in readers])) if readers else 1.0,
         dropped=sum(worker.link.outbox.dropped for worker in workers if worker.link is not None),
     )
 

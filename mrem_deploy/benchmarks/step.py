@@ -30,12 +30,12 @@ from mrem_deploy.benchmarks.timing import Comparison, interleave, timed
 from mrem_deploy.models.architectures import anatomy
 from mrem_deploy.models.partition import module_cuts
 from mrem_deploy.models.parts import Part, carve
-from mrem_deploy.numerics import FULL_PRECISION
-from mrem_deploy.pipeline import make_student
+from mrem_deploy.numerics import UNQUANTIZED_BITS
 from mrem_deploy.quant.insert import prepare
 from mrem_deploy.recipe import Recipe, parse_bits
 from mrem_deploy.train.job import TrainSettings
 from mrem_deploy.train.module import ModuleTrainer
+from mrem_deploy.train.student import make_student
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -254,7 +254,7 @@ def _check(options: argparse.Namespace) -> None:
         )
     for bits in options.bits:
         weights, _, activations = parse_bits(bits)
-        if weights == activations == FULL_PRECISION:
+        if weights == activations == UNQUANTIZED_BITS:
             raise UserError(f"--bits {bits} leaves nothing to compare", "quantize weights or activations")
 
 

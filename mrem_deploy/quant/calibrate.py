@@ -16,7 +16,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mrem_deploy.models.architectures import Anatomy
-from mrem_deploy.numerics import FULL_PRECISION, Grid, activation_grid, asymmetric_grid, dequantize, quantize
+from mrem_deploy.numerics import (
+    UNQUANTIZED_BITS,
+    Grid,
+    activation_grid,
+    asymmetric_grid,
+    dequantize,
+    quantize,
+)
 from mrem_deploy.quant.insert import activation_points
 from mrem_deploy.quant.quantizers import LearnedScale, search_scale
 from mrem_deploy.quant.spec import QuantSpec
@@ -114,7 +121,7 @@ def initial_scales(
 ) -> dict[str, LearnedScale]:
     """Initialised activation quantizers by name, all or those of `names`; empty when activations stay
     full precision."""
-    if spec.activation_bits == FULL_PRECISION:
+    if spec.activation_bits == UNQUANTIZED_BITS:
         return {}
     points = activation_points(found, spec)
     watchers = observe(model, found, spec, batches, names)

@@ -11,7 +11,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
 from mrem_deploy.models.architectures import Anatomy, anatomy
 from mrem_deploy.quant.layers import ATTENTION, Matmul, QuantEmbedding, QuantLinear, _RegisteredMPNetAttention
-from mrem_deploy.quant.quantizers import LearnedScale
+from mrem_deploy.quant.quantizers import LearnedScale, make_weight_quantizer
 from mrem_deploy.quant.spec import QuantSpec
 
 
@@ -68,7 +68,7 @@ def insert_quantizers(model: PreTrainedModel, spec: QuantSpec, steps: dict[str, 
         shared = steps.get(f"{owner}.input_quantizer") if owner else None
         step = nn.Identity() if owner else steps.get(f"{name}.input_quantizer", nn.Identity())
         linear = model.get_submodule(name)
-        quantizer = spec.weight_quantizer_of(name, linear.weight)
+        quantizer = make_weight_quantizer(linear.weight, spec.linear(name))
         replace_module(model, name, QuantLinear(linear, quantizer, step, shared))
     for name in found.attentions:
         attention = model.get_submodule(name)
@@ -81,7 +81,7 @@ def insert_quantizers(model: PreTrainedModel, spec: QuantSpec, steps: dict[str, 
             setattr(attention, product, Matmul(*sides))
     embedding = model.get_submodule(found.word_embedding)
     embedding.sparse = True  # also at full precision only rows that occur are updated
-    quantizer = spec.embedding_quantizer_of(found.word_embedding, embedding.weight)
+    quantizer = make_weight_quantizer(embedding.weight, spec.embedding(found.word_embedding))
     if not isinstance(quantizer, nn.Identity):
         replace_module(model, found.word_embedding, QuantEmbedding(embedding, quantizer))
 

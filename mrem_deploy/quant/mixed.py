@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.kernels import packed_size
 from mrem_deploy.models.architectures import Anatomy
-from mrem_deploy.numerics import FULL_PRECISION
+from mrem_deploy.numerics import UNQUANTIZED_BITS
 from mrem_deploy.quant.frozen import MEBIBYTE
 from mrem_deploy.quant.insert import activation_points, prepare
 from mrem_deploy.quant.sensitivity import CHOICES, MEASURES, Batch, Group, groups_of
@@ -26,6 +27,47 @@ SCALE_BYTES = 4
 HEADER_BYTES = 100  # of a tensor in a safetensors file, besides its name: a little more than it takes
 
 
+@dataclass(frozen=True)
+class MixedBits:
+    """The bits chosen for every layer, and the errors that decided it."""
+
+    budget_mb: float
+    planned_mb: float
+    sensitivity: str  # how the errors were measured
+    layers: dict[str, int]
+    errors: dict[str, dict[int, float]]  # by the first layer of a group, then by bits
+
+    @property
+    def layer_bits(self) -> tuple[tuple[str, int], ...]:
+        """For `QuantSpec.layer_bits`."""
+        return tuple(self.layers.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in metrics.json."""
+        return {
+            "budget_mb": self.budget_mb,
+            "planned_mb": self.planned_mb,
+            "sensitivity": self.sensitivity,
+            "layers": self.layers,
+            "errors": {
+                name: {str(bits): error for bits, error in measured.items()}
+                for name, measured in self.errors.items()
+            },
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> MixedBits:
+        errors = {
+            name: {int(bits): error for bits, error in measured.items()}
+            for name, measured in values["errors"].items()
+        }
+        return cls(**{**values, "errors": errors})
+
+    def manifest_notes(self) -> dict[str, Any]:
+        """For the manifest, which has the bits of every layer already."""
+        return {name: self.to_dict()[name] for name in ("budget_mb", "planned_mb", "sensitivity")}
+
+
 def choose_bits(
     teacher: PreTrainedModel,
     spec: QuantSpec,
@@ -33,8 +75,8 @@ def choose_bits(
     budget_mb: float,
     measure: str,
     seed: int = 0,
-) -> dict[str, Any]:
-    """Bits of every layer (`layers`) by the errors that `measure` tells, and what was weighed against what.
+) -> MixedBits:
+    """The bits of every layer that fit the budget with the least sum of errors, as `measure` finds them.
 
     The teacher gets our attention function; its outputs stay the same.
     """
@@ -56,30 +98,27 @@ def choose_bits(
     errors = MEASURES[measure](teacher, groups, spec, batches, seed)
     chosen = allocate(costs, errors, budget - fixed)
     size = fixed + sum(cost[bits] for cost, bits in zip(costs, chosen, strict=True))
-    return {
-        "budget_mb": budget_mb,
-        "planned_mb": size / MEBIBYTE,
-        "sensitivity": measure,
-        "layers": {name: bits for group, bits in zip(groups, chosen, strict=True) for name in group},
-        "errors": {
-            group[0]: {str(bits): error for bits, error in measured.items()}
-            for group, measured in zip(groups, errors, strict=True)
-        },
-    }
+    return MixedBits(
+        budget_mb,
+        size / MEBIBYTE,
+        measure,
+        {name: bits for group, bits in zip(groups, chosen, strict=True) for name in group},
+        {group[0]: measured for group, measured in zip(groups, errors, strict=True)},
+    )
 
 
 def layer_bytes(model: PreTrainedModel, name: str, bits: int, found: Anatomy, spec: QuantSpec) -> int:
     """Packed codes and scales of one layer."""
     weight = model.get_submodule(name).weight
-    per_row = spec.per_channel or name == found.word_embedding
-    return packed_size(weight.numel(), bits) + SCALE_BYTES * (weight.shape[0] if per_row else 1)
+    given = spec.embedding(name) if name == found.word_embedding else spec.linear(name)
+    return packed_size(weight.numel(), bits) + SCALE_BYTES * (weight.shape[0] if given.per_channel else 1)
 
 
 def fixed_bytes(model: PreTrainedModel, found: Anatomy, spec: QuantSpec, groups: Sequence[Group]) -> int:
     """All of the packed file that no choice of bits changes: full precision, steps and the file's header."""
     chosen = {f"{name}.weight" for group in groups for name in group}
     full = {name: value for name, value in model.state_dict().items() if name not in chosen}
-    steps = list(activation_points(found, spec)) if spec.activation_bits != FULL_PRECISION else []
+    steps = list(activation_points(found, spec)) if spec.activation_bits != UNQUANTIZED_BITS else []
     names = [*full, *steps, *chosen, *chosen]  # codes and scales of a layer are two tensors
     return (
         sum(value.numel() * value.element_size() for value in full.values())

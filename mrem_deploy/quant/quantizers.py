@@ -22,6 +22,7 @@ from mrem_deploy.kernels import fake_quant, laq, twn
 from mrem_deploy.kernels.quantized import Quantized
 from mrem_deploy.kernels.reference import operand_integers
 from mrem_deploy.numerics import Grid, dequantize, quantize, symmetric_grid
+from mrem_deploy.quant.spec import WeightSpec
 
 ROWS_AT_A_TIME = 512
 LAQ_ITERATIONS = 2  # alternations per forward pass, from a start that was searched for once
@@ -89,21 +90,21 @@ class LearnedScale(nn.Module):
         return f"bits={self.grid.bits}, codes {self.grid.low}..{self.grid.high}, zero {self.grid.zero_point}"
 
 
-def _reduce(x: torch.Tensor, per_row: bool) -> torch.Tensor:
+def _reduce(x: torch.Tensor, per_channel: bool) -> torch.Tensor:
     """Sum over a row or over the whole tensor, kept broadcastable against it."""
-    return x.sum(dim=-1, keepdim=True) if per_row else x.sum()
+    return x.sum(dim=-1, keepdim=True) if per_channel else x.sum()
 
 
 class TWN(nn.Module):
     """TWN: Δ = 0.7·mean|w|, α = mean of |w| above Δ, ŵ = α·sign(w)·[|w| > Δ]; straight-through."""
 
-    def __init__(self, per_row: bool) -> None:
+    def __init__(self, per_channel: bool) -> None:
         super().__init__()
-        self.per_row = per_row
+        self.per_channel = per_channel
         self.grid = symmetric_grid(2)
 
     def weight_scale(self, weight: torch.Tensor) -> WeightScale:
-        threshold, scale = twn(weight, self.per_row)
+        threshold, scale = twn(weight, self.per_channel)
         return WeightScale(scale, self.grid, threshold)
 
     def codes_and_scale(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,25 +127,27 @@ class LAQ(nn.Module):
     from α₀ = start · mean|w|, `start` being the best of a grid searched once on the initial weight.
     """
 
-    def __init__(self, weight: torch.Tensor, grid: Grid, per_row: bool, curvature: str = "identity") -> None:
+    def __init__(
+        self, weight: torch.Tensor, grid: Grid, per_channel: bool, curvature: str = "identity"
+    ) -> None:
         super().__init__()
         self.grid = grid
-        self.per_row = per_row
+        self.per_channel = per_channel
         self.curvature = curvature
         mean = self._mean_magnitude(weight.detach())
-        best = search_scale(weight.detach(), grid, per_row)
+        best = search_scale(weight.detach(), grid, per_channel)
         self.register_buffer("start", best / mean)
         self.register_buffer("diagonal", torch.ones_like(weight) if curvature == "adam" else None)
         self.start: torch.Tensor
         self.diagonal: torch.Tensor | None
 
     def _mean_magnitude(self, weight: torch.Tensor) -> torch.Tensor:
-        count = weight.shape[-1] if self.per_row else weight.numel()
-        mean = _reduce(weight.abs(), self.per_row) / count
+        count = weight.shape[-1] if self.per_channel else weight.numel()
+        mean = _reduce(weight.abs(), self.per_channel) / count
         return torch.where(mean > 0, mean, torch.ones_like(mean))
 
     def weight_scale(self, weight: torch.Tensor) -> WeightScale:
-        scale = laq(weight, self.start, self.diagonal, self.grid, LAQ_ITERATIONS, self.per_row)
+        scale = laq(weight, self.start, self.diagonal, self.grid, LAQ_ITERATIONS, self.per_channel)
         return WeightScale(scale, self.grid)
 
     def codes_and_scale(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,45 +160,46 @@ class LAQ(nn.Module):
 
     def rows(self, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         latent = rows.detach()
-        scale = laq(latent, self.start[ids], None, self.grid, LAQ_ITERATIONS, per_row=True)
+        scale = laq(latent, self.start[ids], None, self.grid, LAQ_ITERATIONS, True)
         return _StraightThrough.apply(rows, WeightScale(scale, self.grid).integers(latent).mul_(scale))
 
 
-def search_scale(x: torch.Tensor, grid: Grid, per_row: bool = False, points: int = 60) -> torch.Tensor:
+def search_scale(x: torch.Tensor, grid: Grid, per_channel: bool = False, points: int = 60) -> torch.Tensor:
     """The step of least squared error, over a geometric grid from 1% to 110% of the largest value.
 
     A search is sturdier than a formula in the moments: hidden states of BERT and the second FFN
     matrix carry values hundreds of standard deviations out.
     """
-    if per_row and x.shape[0] > ROWS_AT_A_TIME:  # pieces that stay in the cache: several times faster
-        return torch.cat([search_scale(rows, grid, per_row, points) for rows in x.split(ROWS_AT_A_TIME)])
+    if per_channel and x.shape[0] > ROWS_AT_A_TIME:  # pieces that stay in the cache: several times faster
+        return torch.cat([search_scale(rows, grid, per_channel, points) for rows in x.split(ROWS_AT_A_TIME)])
     reach = max(grid.high - grid.zero_point, grid.zero_point - grid.low)
-    top = x.abs().amax(dim=-1, keepdim=True) if per_row else x.abs().amax()
+    top = x.abs().amax(dim=-1, keepdim=True) if per_channel else x.abs().amax()
     top = torch.where(top > 0, top, torch.ones_like(top))
     best_scale = top / reach
     best_error = torch.full_like(top, float("inf"))
     for ratio in torch.logspace(-2, 0.0414, points, dtype=torch.float64).tolist():
         scale = top * (ratio / reach)
         error = dequantize(quantize(x, scale, grid), scale, grid).sub_(x).square_()
-        error = _reduce(error, per_row)
+        error = _reduce(error, per_channel)
         better = error < best_error
         best_error = torch.where(better, error, best_error)
         best_scale = torch.where(better, scale, best_scale)
     return best_scale
 
 
-WEIGHT_QUANTIZERS = ("auto", "twn", "laq", "uniform")
+def make_weight_quantizer(weight: torch.Tensor, spec: WeightSpec) -> nn.Module:
+    """The quantizer of one weight: the one asked for, or by bit width as in the paper (`auto`).
 
-
-def make_weight_quantizer(
-    weight: torch.Tensor, bits: int, per_row: bool, kind: str = "auto", curvature: str = "identity"
-) -> nn.Module:
-    """The quantizer of one weight: by bit width as in the paper (`auto`), or the one asked for."""
+    32 bits give the identity.
+    """
+    if not spec.is_quantized:
+        return nn.Identity()
+    kind = spec.quantizer
     if kind == "auto":
-        kind = {2: "twn", 4: "laq"}.get(bits, "uniform")
-    grid = symmetric_grid(bits)
+        kind = {2: "twn", 4: "laq"}.get(spec.bits, "uniform")
+    grid = symmetric_grid(spec.bits)
     if kind == "twn":
-        return TWN(per_row)
+        return TWN(spec.per_channel)
     if kind == "laq":
-        return LAQ(weight, grid, per_row, curvature)
-    return LearnedScale(search_scale(weight.detach(), grid, per_row), grid)
+        return LAQ(weight, grid, spec.per_channel, spec.curvature)
+    return LearnedScale(search_scale(weight.detach(), grid, spec.per_channel), grid)

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from mrem_deploy.base.progress import track
 from mrem_deploy.models.architectures import Anatomy, anatomy
 from mrem_deploy.models.parts import PartOutput, carve
+from mrem_deploy.quant.quantizers import make_weight_quantizer
 from mrem_deploy.quant.spec import QuantSpec
 
 Batch = dict[str, torch.Tensor]
@@ -43,9 +44,8 @@ def quantized_weight(model: PreTrainedModel, name: str, bits: int, spec: QuantSp
     """The values that a layer's weight would have with so many bits, before any training."""
     weight = model.get_submodule(name).weight
     given = replace(spec, layer_bits=((name, bits),))
-    is_embedding = name == anatomy(model).word_embedding
-    make = given.embedding_quantizer_of if is_embedding else given.weight_quantizer_of
-    quantizer: Any = make(name, weight)
+    own = given.embedding(name) if name == anatomy(model).word_embedding else given.linear(name)
+    quantizer: Any = make_weight_quantizer(weight, own)
     codes, scale = quantizer.codes_and_scale(weight)
     return (codes * scale).detach()
 

@@ -1,15 +1,27 @@
-"""What the layers are quantized to. Loads no torch."""
+"""What the layers are quantized to: plain data, loads no torch."""
 
 from __future__ import annotations
 
 import fnmatch
 from dataclasses import dataclass
 
-import torch
-from torch import nn
+from mrem_deploy.numerics import UNQUANTIZED_BITS
 
-from mrem_deploy.numerics import FULL_PRECISION
-from mrem_deploy.quant.quantizers import make_weight_quantizer
+WEIGHT_QUANTIZERS = ("auto", "twn", "laq", "uniform")
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """How one weight is quantized."""
+
+    bits: int
+    per_channel: bool = False  # one scale per row (output channel, or token of the embedding)
+    quantizer: str = "auto"
+    curvature: str = "identity"
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.bits != UNQUANTIZED_BITS
 
 
 @dataclass(frozen=True)
@@ -26,21 +38,23 @@ class QuantSpec:
     keep_fp: tuple[str, ...] = ()
     layer_bits: tuple[tuple[str, int], ...] = ()  # of layers that do not have the bits above
 
+    @property
+    def quantizes_activations(self) -> bool:
+        return self.activation_bits != UNQUANTIZED_BITS
+
     def keeps(self, name: str) -> bool:
+        """Whether `keep_fp` leaves the layer in full precision."""
         return any(fnmatch.fnmatch(name, pattern) for pattern in self.keep_fp)
 
     def bits_of(self, name: str, usual: int) -> int:
         """Bits of one layer's weight: its own where it has any, else the `usual` ones of its kind."""
-        return FULL_PRECISION if self.keeps(name) else dict(self.layer_bits).get(name, usual)
+        return UNQUANTIZED_BITS if self.keeps(name) else dict(self.layer_bits).get(name, usual)
 
-    def weight_quantizer_of(self, name: str, weight: torch.Tensor) -> nn.Module:
-        """The quantizer of a linear's weight; the identity where it stays full precision."""
+    def linear(self, name: str) -> WeightSpec:
+        """How the weight of a linear is quantized."""
         bits = self.bits_of(name, self.weight_bits)
-        if bits == FULL_PRECISION:
-            return nn.Identity()
-        return make_weight_quantizer(weight, bits, self.per_channel, self.weight_quantizer, self.curvature)
+        return WeightSpec(bits, self.per_channel, self.weight_quantizer, self.curvature)
 
-    def embedding_quantizer_of(self, name: str, weight: torch.Tensor) -> nn.Module:
-        """The same for the word embedding, which is always quantized per row."""
-        bits = self.bits_of(name, self.embedding_bits)
-        return nn.Identity() if bits == FULL_PRECISION else make_weight_quantizer(weight, bits, per_row=True)
+    def embedding(self, name: str) -> WeightSpec:
+        """How the word embedding is quantized: always per channel, by the usual quantizer of its bits."""
+        return WeightSpec(self.bits_of(name, self.embedding_bits), per_channel=True)

@@ -32,14 +32,8 @@ from mrem_deploy.report.summary import (
     summarise,
     words,
 )
+from mrem_deploy.train import METHODS
 
-METHODS = {
-    "ptq": "calibration only, nothing trained",
-    "rem": "every matrix multiplication trained on its own output, in order",
-    "mrem-s": "modules of several layers trained one after another",
-    "mrem-p": "modules of several layers trained in parallel",
-    "qat": "the whole model trained with quantization in place",
-}
 _ENVIRONMENT = {
     "cpu": "Processor",
     "cpu_count": "Processors in use",
@@ -104,7 +98,7 @@ def _run_table(metrics: Mapping[str, Any]) -> Table:
         ("Model", model_name(metrics)),
         ("Task", words(metrics.get("task"))),
         ("Data", data_words(metrics)),
-        ("Method", f"{method}: {METHODS[method]}" if method in METHODS else method),
+        ("Method", f"{method}: {METHODS[method].title}" if method in METHODS else method),
         ("Bits", f"{bits}: {bits_words(bits)}"),
         ("Calibration texts", count((metrics.get("cost") or {}).get("calibration_samples"))),
         ("Seed", words(metrics.get("seed"))),

@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mrem_deploy.base.files import write_json
 from mrem_deploy.base.processes import in_fresh_process
@@ -23,6 +23,9 @@ from mrem_deploy.benchmarks.memory import add_totals
 from mrem_deploy.reproduce import claims, paper
 from mrem_deploy.reproduce.layout import NAMES, Record, Shown, method, quantity, words
 from mrem_deploy.reproduce.plan import available_methods, paper_plan
+
+if TYPE_CHECKING:
+    from mrem_deploy.train.job import TrainJob
 
 TRAINING_EXAMPLES = 392_702  # of MNLI
 REM_LAYERS = 3  # the first, the last, and one that stands for all between them
@@ -85,15 +88,14 @@ def _measure_rem(shape: Shape) -> dict[str, Any]:
 def _rem_job(shape: Shape) -> dict[str, Any]:
     from mrem_deploy.base.machine import PeakMemory
     from mrem_deploy.train.rem import train_rem
-    from mrem_deploy.train.streams import CacheSettings
 
     short = replace(shape.geometry, layers=REM_LAYERS)
     with PeakMemory("cpu") as peak:
-        teacher, student, tokens, settings = _prepare(shape, short)
-        log = train_rem(teacher, student, tokens, settings, CacheSettings(float("inf")))
+        job = _prepare(shape, short, "rem")
+        log = train_rem(job)
     first, middle, last = (seconds / shape.steps for seconds in log.seconds.values())
     layers = shape.geometry.layers
-    block = sum(value.numel() for value in teacher.bert.encoder.layer[0].parameters())
+    block = sum(value.numel() for value in job.teacher.bert.encoder.layer[0].parameters())
     absent = 2 * 4 * block * (layers - REM_LAYERS) / 2**30  # teacher and student, in float32
     calibration = paper_plan("mnli").calib_size
     cache = memory_job.cache_megabytes(calibration, shape.length, shape.geometry.hidden) / 1024
@@ -109,11 +111,10 @@ def _measure_qat(shape: Shape) -> dict[str, Any]:
 
 def _qat_job(shape: Shape) -> dict[str, Any]:
     from mrem_deploy.base.machine import PeakMemory
-    from mrem_deploy.train.qat import QatSettings, train_qat
+    from mrem_deploy.train.qat import train_qat
 
     with PeakMemory("cpu") as peak:
-        teacher, student, tokens, settings = _prepare(shape, shape.geometry)
-        log = train_qat(teacher, student, tokens, QatSettings(settings, (1.0, 1.0)), lambda model: 0.0)
+        log = train_qat(_prepare(shape, shape.geometry, "qat"))
     stages = [seconds / shape.steps for name, seconds in log.seconds.items() if name.startswith("stage")]
     return {"seconds": stages, "gigabytes": peak.mb / 1024}
 
@@ -121,24 +122,26 @@ def _qat_job(shape: Shape) -> dict[str, Any]:
 _MEASURES = {"qat": _measure_qat, "rem": _measure_rem, "mrem-s": _measure_mrem}
 
 
-def _prepare(shape: Shape, geometry: Geometry) -> tuple[Any, Any, Any, Any]:
-    """Teacher, student, random tokens and settings, as a real run has them."""
+def _prepare(shape: Shape, geometry: Geometry, method: str) -> TrainJob:
+    """Teacher, student and recipe as in a real run, with random tokens as data."""
     import torch
 
     from mrem_deploy.base.machine import keep_large_blocks
-    from mrem_deploy.pipeline import make_student
     from mrem_deploy.recipe import Recipe
-    from mrem_deploy.train.job import TrainSettings
+    from mrem_deploy.train.job import TrainJob
+    from mrem_deploy.train.student import make_student
 
     if shape.threads:
         torch.set_num_threads(shape.threads)
     keep_large_blocks()
-    recipe = Recipe(bits=shape.bits, batch_size=shape.batch_size, init_batches=1)
+    recipe = Recipe(
+        bits=shape.bits, method=method, steps=shape.steps, batch_size=shape.batch_size, init_batches=1,
+        qat_epochs="1+1", max_memory="1000000GB",  # all in memory
+    )  # fmt: skip
     tokens = random_tokens(geometry, shape.steps * shape.batch_size, shape.length, seed=0)
     teacher = random_model(geometry, seed=0).requires_grad_(False)
     student = make_student(teacher, recipe, tokens)
-    settings = TrainSettings(shape.steps, recipe.lr, recipe.step_lr, shape.batch_size, seed=0)
-    return teacher, student, tokens, settings
+    return TrainJob(teacher, student, tokens, recipe, score=lambda model: 0.0)
 
 
 def minutes(name: str, seconds: Sequence[float]) -> float:

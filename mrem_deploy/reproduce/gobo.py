@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.models.architectures import anatomy
-from mrem_deploy.numerics import FULL_PRECISION
+from mrem_deploy.numerics import UNQUANTIZED_BITS
 from mrem_deploy.quant.frozen import MEBIBYTE
 from mrem_deploy.quant.spec import QuantSpec
 
@@ -60,7 +60,7 @@ def gobo_model(teacher: PreTrainedModel, spec: QuantSpec) -> tuple[PreTrainedMod
 
     Activations stay full precision: 3-4-32 and 2-2-32 are the paper's rows.
     """
-    if spec.activation_bits != FULL_PRECISION:
+    if spec.activation_bits != UNQUANTIZED_BITS:
         raise UserError(
             f"GOBO quantizes weights only; got {spec.activation_bits}-bit activations",
             "give 32 bits for them, such as 3-4-32",
@@ -71,7 +71,7 @@ def gobo_model(teacher: PreTrainedModel, spec: QuantSpec) -> tuple[PreTrainedMod
     for name in (found.word_embedding, *found.linears):
         usual = spec.embedding_bits if name == found.word_embedding else spec.weight_bits
         bits = spec.bits_of(name, usual)
-        if bits == FULL_PRECISION:
+        if bits == UNQUANTIZED_BITS:
             continue
         layer = model.get_submodule(name)
         result = gobo_weight(layer.weight.detach(), bits)

@@ -32,7 +32,7 @@ class MainRow:
 
 
 BASE, LARGE = "BERT-base", "BERT-large"
-FULL_PRECISION = "full", "-"  # bits and method of the first row of every main table
+FULL_ROW = "full", "-"  # bits and method of the first row of every main table
 
 # bits, method | time, memory, data, scores of BERT-base | the same of BERT-large
 _MNLI = """

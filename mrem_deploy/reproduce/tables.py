@@ -86,7 +86,7 @@ def _record(subject: Subject, bits: str, name: str, found: Measured, scores: Seq
 
 def full_precision_record(subject: Subject, found: Measured, scores: Sequence[Score]) -> Record:
     """Its cost is that of fine-tuning, known where `mrem finetune` made the model."""
-    papers = paper.MAIN[subject.paper_task][2][subject.paper_model][paper.FULL_PRECISION]
+    papers = paper.MAIN[subject.paper_task][2][subject.paper_model][paper.FULL_ROW]
     cost = _finetuning(subject.model)
     record: Record = {
         "bits": "32",

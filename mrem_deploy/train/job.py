@@ -1,10 +1,21 @@
-"""What a training method is given and what it returns."""
+"""What a training method gets (`TrainJob`) and what it returns (`TrainLog`)."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from mrem_deploy.data.encoded import Encoded
+from mrem_deploy.recipe import Recipe
+from mrem_deploy.train.checkpoint import CheckpointStore
+from mrem_deploy.train.mrem_p.crew import Crew
+
+Curve = list[tuple[int, float]]  # (step, loss)
 
 
 @dataclass(frozen=True)
@@ -13,23 +24,117 @@ class TrainSettings:
 
     steps: int
     lr: float
-    step_lr: float  # of log s: the relative change of a step size per update
+    step_lr: float  # of log s: the relative change of a scale per update
     batch_size: int
     seed: int
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> TrainSettings:
+        return cls(recipe.steps, recipe.lr, recipe.step_lr, recipe.batch_size, recipe.seed)
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """One training. The method trains `student` in place and does not change `teacher`."""
+
+    teacher: PreTrainedModel
+    student: PreTrainedModel
+    data: Encoded  # the calibration set; for qat the training set
+    recipe: Recipe
+    store: CheckpointStore | None = None  # None: no checkpoints
+    crew: Crew = field(default_factory=Crew)  # the workers of mrem-p
+    score: Callable[[nn.Module], float] | None = None  # qat only: higher is better
+
+    @property
+    def settings(self) -> TrainSettings:
+        return TrainSettings.of(self.recipe)
+
+
+@dataclass
+class WorkerSeconds:
+    """Where a worker's time went, from the end of priming until its modules were trained.
+
+    What is left of `whole` is checkpoints and the like.
+    """
+
+    computing: float = 0.0
+    receiving: float = 0.0  # fetching a batch from the queue (or the data) onto the device
+    waiting: float = 0.0
+    whole: float = 0.0
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """What one worker of mrem-p did. Dictionaries have the module's index as key."""
+
+    modules: list[int]  # their numbers, counted from 1
+    seconds: WorkerSeconds
+    priming_seconds: float
+    serving_seconds: float
+    transfer_seconds: float
+    turns: dict[int, int]
+    queue_mb: float
+    dropped: int  # entries that a full outbox dropped
+    training_seconds: dict[int, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in metrics.json."""
+        values = asdict(self)
+        for name in ("turns", "training_seconds"):
+            values[name] = {str(module): value for module, value in values[name].items()}
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> WorkerReport:
+        keyed = {
+            name: {int(module): value for module, value in values[name].items()}
+            for name in ("turns", "training_seconds")
+        }
+        return cls(**{**values, **keyed, "seconds": WorkerSeconds(**values["seconds"])})
+
+
+@dataclass(frozen=True)
+class QatChoice:
+    """The scores on the development set, and the best of them: that state is the result."""
+
+    step: int
+    score: float
+    evaluations: list[tuple[int, float]]  # (step of stage 2, score)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in metrics.json."""
+        return {"step": self.step, "score": self.score, "evaluations": self.evaluations}
 
 
 @dataclass
 class TrainLog:
-    """What the report shows: loss curves by module (or matrix product) and seconds by stage.
+    """What the report shows."""
 
-    Then, for modules trained in parallel: what every worker reports, by rank; by module, how often
-    entries of each age were used; and the step at which teacher forcing ended. For QAT: the scores on
-    the development set by which the result was chosen.
-    """
+    curves: dict[str, Curve] = field(default_factory=dict)  # by module (rem: by matmul; qat: by stage)
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage
+    workers: list[WorkerReport] = field(default_factory=list)  # mrem-p: by rank
+    ages: dict[str, Counter[int]] = field(default_factory=dict)  # mrem-p: age of used entries, by module
+    forcing_steps: float = 0.0  # mrem-p: the step at which teacher forcing ended
+    choice: QatChoice | None = None  # qat with a second stage
 
-    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    workers: list[dict[str, Any]] = field(default_factory=list)
-    ages: dict[str, Counter[int]] = field(default_factory=dict)
-    forcing_steps: float = 0.0
-    choice: dict[str, Any] = field(default_factory=dict)
+
+@dataclass(frozen=True)
+class ProcessCost:
+    """What the training cost one process."""
+
+    peak_memory_mb: float
+    cpu_seconds: float
+
+    def to_dict(self) -> dict[str, float]:
+        return {"peak_memory_mb": self.peak_memory_mb, "cpu_seconds": self.cpu_seconds}
+
+
+def worker_costs(costs: Sequence[ProcessCost], reports: Sequence[WorkerReport]) -> list[dict[str, Any]]:
+    """The rows `cost.workers` of metrics.json, by rank."""
+    if len(costs) == 1:
+        report = reports[0].to_dict() if reports else {}
+        return [{"name": "main", "peak_memory_mb": costs[0].peak_memory_mb, **report}]
+    return [
+        {"name": f"worker {rank}", **cost.to_dict(), **report.to_dict()}
+        for rank, (cost, report) in enumerate(zip(costs, reports, strict=True))
+    ]

@@ -5,38 +5,30 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from mrem_deploy.base.progress import bar
-from mrem_deploy.data.encoded import BatchSchedule, Encoded
+from mrem_deploy.data.encoded import BatchSchedule
+from mrem_deploy.models.partition import module_cuts
 from mrem_deploy.models.parts import Part, carve
+from mrem_deploy.recipe import parse_modules
 from mrem_deploy.train.checkpoint import CheckpointStore, flatten_optimizers, restore_optimizers
-from mrem_deploy.train.job import TrainLog, TrainSettings
+from mrem_deploy.train.job import Curve, TrainJob, TrainLog, TrainSettings
 from mrem_deploy.train.module import ModuleTrainer
 from mrem_deploy.train.streams import CacheSettings, Streams
 
 
-def train_mrem_s(
-    teacher: PreTrainedModel,
-    student: PreTrainedModel,
-    cuts: list[int],
-    calibration: Encoded,
-    settings: TrainSettings,
-    cache: CacheSettings,
-    store: CheckpointStore | None = None,
-    checkpoint_steps: int = 0,
-) -> TrainLog:
-    """Train every module of `student` in place."""
-    log = TrainLog()
-    width = teacher.config.hidden_size
-    teachers, students = carve(teacher, cuts), carve(student, cuts)
-    streams = Streams(calibration, width, cache, settings.batch_size)
+def train_mrem_s(job: TrainJob) -> TrainLog:
+    """Train every module of the student in place."""
+    log, settings, store = TrainLog(), job.settings, job.store
+    cuts = module_cuts(job.teacher, parse_modules(job.recipe.modules))
+    teachers, students = carve(job.teacher, cuts), carve(job.student, cuts)
+    cache = CacheSettings.of(job.recipe)
+    streams = Streams(job.data, job.teacher.config.hidden_size, cache, settings.batch_size)
     try:
         for index, (full, quantized) in enumerate(zip(teachers, students, strict=True)):
             name = f"module {index + 1}/{len(students)}"
             started = time.perf_counter()
             log.curves[name] = train_module(
-                full, quantized, index, name, streams, settings, store, checkpoint_steps
+                full, quantized, index, name, streams, settings, store, job.recipe.checkpoint_steps
             )
             log.seconds[f"train {name}"] = time.perf_counter() - started
             if any(_unfinished(store, later, settings.steps) for later in range(index + 1, len(students))):
@@ -63,7 +55,7 @@ def train_module(
     settings: TrainSettings,
     store: CheckpointStore | None,
     checkpoint_steps: int,
-) -> list[tuple[int, float]]:
+) -> Curve:
     """Train one module, from its checkpoint where there is one; returns the loss curve."""
     device = next(student.parameters()).device
     trainer = ModuleTrainer(teacher, student, settings)
@@ -89,7 +81,7 @@ class ModuleCheckpoint:
     def __init__(self, store: CheckpointStore | None, name: str, trainer: ModuleTrainer) -> None:
         self.store, self.name, self.trainer = store, name, trainer
 
-    def save(self, step: int, curve: list[tuple[int, float]]) -> None:
+    def save(self, step: int, curve: Curve) -> None:
         if self.store is None:
             return
         tensors = {f"model/{key}": value for key, value in self.trainer.student.view.state_dict().items()}
@@ -99,7 +91,7 @@ class ModuleCheckpoint:
             tensors.update(states)
         self.store.save(self.name, tensors, {"step": step, "curve": curve, "numbers": numbers})
 
-    def restore(self) -> tuple[int, list[tuple[int, float]]]:
+    def restore(self) -> tuple[int, Curve]:
         """The step to go on from (0 without a checkpoint) and the curve so far."""
         found = self.store.load(self.name) if self.store else None
         if found is None:

@@ -10,38 +10,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
-from transformers import PreTrainedModel
 
 from mrem_deploy.base.progress import bar, say
-from mrem_deploy.data.encoded import BatchSchedule, Encoded
+from mrem_deploy.data.encoded import BatchSchedule
 from mrem_deploy.models.architectures import anatomy
 from mrem_deploy.models.parts import carve
-from mrem_deploy.train.checkpoint import CheckpointStore, flatten_optimizers, restore_optimizers
+from mrem_deploy.recipe import parse_epochs
+from mrem_deploy.train.checkpoint import flatten_optimizers, restore_optimizers
 from mrem_deploy.train.distillation import Amount, imitation_loss, prediction_loss, watch
-from mrem_deploy.train.job import TrainLog, TrainSettings
+from mrem_deploy.train.job import QatChoice, TrainJob, TrainLog, TrainSettings
 from mrem_deploy.train.optimizer import LocalOptimizer, finite
 from mrem_deploy.train.supervised import CURVE_POINTS
 
 CHECKPOINT = "qat"
 STAGES = ("stage 1: hidden states and attention scores", "stage 2: predictions")
-
-
-@dataclass(frozen=True)
-class QatSettings:
-    """Besides rates, batch and seed (of `train`, whose steps follow from the epochs)."""
-
-    train: TrainSettings
-    epochs: tuple[float, float]  # of each stage
-    accumulate: int = 1  # micro-batches that a batch is split into
-    evaluations: int = 1  # per epoch of stage 2
-    checkpoint_steps: int = 0
 
 
 @dataclass
@@ -71,39 +58,27 @@ def evaluation_steps(steps: int, epochs: float, per_epoch: int) -> list[int]:
     return sorted({max(1, round(steps * (i + 1) / count)) for i in range(count)}) if steps else []
 
 
-def train_qat(
-    teacher: PreTrainedModel,
-    student: PreTrainedModel,
-    training: Encoded,
-    settings: QatSettings,
-    score: Callable[[nn.Module], float],
-    store: CheckpointStore | None = None,
-) -> TrainLog:
-    """Train `student` in place; `score` judges it on the development set, higher is better."""
-    return _Run(teacher, student, training, settings, score, store).go()
+def train_qat(job: TrainJob) -> TrainLog:
+    """Train the student in place; `job.score` scores it on the development set, higher is better."""
+    return _Run(job).go()
 
 
 class _Run:
-    def __init__(
-        self,
-        teacher: PreTrainedModel,
-        student: PreTrainedModel,
-        training: Encoded,
-        settings: QatSettings,
-        score: Callable[[nn.Module], float],
-        store: CheckpointStore | None,
-    ) -> None:
-        whole = [0, teacher.config.num_hidden_layers]
-        self.model, self.training, self.settings = student, training, settings
-        self.score, self.store = score, store
-        self.teacher, self.student = carve(teacher, whole)[0], carve(student, whole)[0]
-        self.bare = anatomy(teacher).base == ""
-        self.device = next(student.parameters()).device
+    def __init__(self, job: TrainJob) -> None:
+        if job.score is None:
+            raise ValueError("QAT needs a score to choose by; TrainJob.score is None")
+        self.recipe, self.model, self.training = job.recipe, job.student, job.data
+        self.score, self.store = job.score, job.store
+        whole = [0, job.teacher.config.num_hidden_layers]
+        self.teacher, self.student = carve(job.teacher, whole)[0], carve(job.student, whole)[0]
+        self.bare = anatomy(job.teacher).base == ""
+        self.device = next(job.student.parameters()).device
         self.at = Progress()
         self.log = TrainLog()
-        per_epoch = math.ceil(len(training) / settings.train.batch_size)
-        self.steps = [math.ceil(epochs * per_epoch) for epochs in settings.epochs]
-        self.scored = evaluation_steps(self.steps[1], settings.epochs[1], settings.evaluations)
+        both_epochs = parse_epochs(job.recipe.qat_epochs)
+        per_epoch = math.ceil(len(job.data) / job.recipe.batch_size)
+        self.steps = [math.ceil(epochs * per_epoch) for epochs in both_epochs]
+        self.scored = evaluation_steps(self.steps[1], both_epochs[1], job.recipe.qat_evals)
 
     def go(self) -> TrainLog:
         saved = self._restore()
@@ -118,7 +93,7 @@ class _Run:
         self.log.curves = self.at.curves
         if self.at.evaluations:
             step, score = self.at.chosen
-            self.log.choice = {"step": step, "score": score, "evaluations": self.at.evaluations}
+            self.log.choice = QatChoice(step, score, self.at.evaluations)
         return self.log
 
     def _train_stage(self, saved: tuple[dict[str, torch.Tensor], dict[str, Any]] | None) -> None:
@@ -126,8 +101,7 @@ class _Run:
         steps, name = self.steps[stage], STAGES[stage]
         if at.step >= steps:
             return
-        values = self.settings.train
-        train = TrainSettings(steps, values.lr, values.step_lr, values.batch_size, values.seed)
+        train = replace(TrainSettings.of(self.recipe), steps=steps, lr=self.recipe.qat_lr)
         optimizer = LocalOptimizer([self.student.view], self.student.shared_parameters, train)
         if saved is not None:
             optimizer.load_state(restore_optimizers(optimizer.state(), *saved))
@@ -146,7 +120,7 @@ class _Run:
                 shown.update()
                 if stage == 1 and at.step in self.scored:
                     self._evaluate()
-                checkpoint = self.settings.checkpoint_steps
+                checkpoint = self.recipe.checkpoint_steps
                 if at.step == steps or (checkpoint and at.step % checkpoint == 0):
                     self._save(optimizer if at.step < steps else None)
 
@@ -154,7 +128,7 @@ class _Run:
         """One update; the loss of the batch is the sum over its micro-batches."""
         lengths = self.training.lengths
         whole, total = Amount.of(lengths[indices]), 0.0
-        for part in np.array_split(indices, min(self.settings.accumulate, len(indices))):
+        for part in np.array_split(indices, min(self.recipe.accumulate, len(indices))):
             batch = {name: value.to(self.device) for name, value in self.training.batch(part).items()}
             loss = self._loss(batch, Amount.of(lengths[part]).share_of(whole))
             total += finite(loss, self.at.step)

@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from mrem_deploy.base.progress import bar
-from mrem_deploy.data.encoded import BatchSchedule, Encoded
+from mrem_deploy.data.encoded import BatchSchedule
 from mrem_deploy.models.parts import Part, carve
 from mrem_deploy.quant.layers import Matmul, QuantEmbedding, QuantLinear
 from mrem_deploy.train.checkpoint import CheckpointStore
-from mrem_deploy.train.job import TrainLog, TrainSettings
+from mrem_deploy.train.job import Curve, TrainJob, TrainLog, TrainSettings
 from mrem_deploy.train.loss import valid_mse
 from mrem_deploy.train.optimizer import LocalOptimizer, finite
 from mrem_deploy.train.streams import CacheSettings, Streams
@@ -118,25 +117,19 @@ def _stop_at(watched: list[nn.Module], seen: list[Any], inputs: bool) -> Iterato
             handle.remove()
 
 
-def train_rem(
-    teacher: PreTrainedModel,
-    student: PreTrainedModel,
-    calibration: Encoded,
-    settings: TrainSettings,
-    cache: CacheSettings,
-    store: CheckpointStore | None = None,
-) -> TrainLog:
-    """Train every matrix product of `student` in place, `settings.steps` steps each."""
-    log = TrainLog()
-    cuts = list(range(teacher.config.num_hidden_layers + 1))
-    streams = Streams(calibration, teacher.config.hidden_size, cache, settings.batch_size)
-    device = next(student.parameters()).device
-    parts = list(zip(carve(teacher, cuts), carve(student, cuts), strict=True))
+def train_rem(job: TrainJob) -> TrainLog:
+    """Train every matmul of the student in place, `--steps` steps each."""
+    log, settings, store = TrainLog(), job.settings, job.store
+    cuts = list(range(job.teacher.config.num_hidden_layers + 1))
+    cache = CacheSettings.of(job.recipe)
+    streams = Streams(job.data, job.teacher.config.hidden_size, cache, settings.batch_size)
+    device = next(job.student.parameters()).device
+    parts = list(zip(carve(job.teacher, cuts), carve(job.student, cuts), strict=True))
     try:
         for index, (full, quantized) in enumerate(parts):
             started = time.perf_counter()
             name = f"block {index + 1}/{len(parts)}"
-            schedule = BatchSchedule(calibration.lengths, settings.batch_size, settings.seed + 1 + index)
+            schedule = BatchSchedule(job.data.lengths, settings.batch_size, settings.seed + 1 + index)
             if not _restore(store, index, quantized, log):
                 first, _, noisy = streams.batch(schedule.at(0), device)
                 units = find_units(full, quantized, first, noisy)
@@ -156,7 +149,7 @@ def train_rem(
 
 def _train_unit(
     unit: Unit, teacher: Part, student: Part, streams: Streams, settings: TrainSettings, shown: Any
-) -> list[tuple[int, float]]:
+) -> Curve:
     device = next(student.parameters()).device
     schedule = BatchSchedule(streams.calibration.lengths, settings.batch_size, settings.seed)
     optimizer = LocalOptimizer(unit.trainable(), frozenset(), settings)

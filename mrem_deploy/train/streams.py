@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.progress import say, track
 from mrem_deploy.data.encoded import Encoded, sorted_batches
 from mrem_deploy.models.parts import Part
+from mrem_deploy.quant.frozen import MEBIBYTE
+from mrem_deploy.recipe import Recipe, parse_megabytes
 
 
 class ActivationCache:
@@ -112,8 +115,18 @@ def _usable(folder: Path | None, megabytes: float) -> Path:
 
 @dataclass(frozen=True)
 class CacheSettings:
+    """How much memory the cache may take, and where it goes beyond that."""
+
     max_memory_mb: float
-    folder: Path | None = None
+    folder: Path | None = None  # None: the system's temporary folder
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> CacheSettings:
+        """As --max-memory and --cache-dir say; without --max-memory half of what is free."""
+        folder = Path(recipe.cache_dir) if recipe.cache_dir else None
+        if recipe.max_memory is not None:
+            return cls(parse_megabytes(recipe.max_memory), folder)
+        return cls(psutil.virtual_memory().available / MEBIBYTE / 2, folder)
 
 
 class Streams:

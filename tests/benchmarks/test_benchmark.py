@@ -24,13 +24,13 @@ from mrem_deploy.benchmarks.output import check_folder, table
 from mrem_deploy.benchmarks.quantized import check_quantized, expected_quantizers, names_outside
 from mrem_deploy.benchmarks.timing import Comparison, geometric_mean, interleave, percentile, quartiles, timed
 from mrem_deploy.models.parts import Part, carve
-from mrem_deploy.pipeline import make_student
 from mrem_deploy.quant.insert import prepare
 from mrem_deploy.quant.layers import QuantLinear
 from mrem_deploy.quant.quantizers import LearnedScale
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.train.job import TrainSettings
 from mrem_deploy.train.module import ModuleTrainer
+from mrem_deploy.train.student import make_student
 
 TINY = "16x3x2x32x50"  # hidden, layers, heads, intermediate, vocabulary
 SHAPE = ["--geometry", TINY, "--batch-size", "2", "--length", "6"]

@@ -26,10 +26,10 @@ from mrem_deploy.benchmarks.latency import lineup
 from mrem_deploy.benchmarks.latency import rivals as rivals
 from mrem_deploy.benchmarks.latency import subject as latency_subject
 from mrem_deploy.models.loading import load_model
-from mrem_deploy.pipeline import make_student
 from mrem_deploy.quant import artifact
 from mrem_deploy.quant.frozen import freeze
 from mrem_deploy.recipe import Recipe
+from mrem_deploy.train.student import make_student
 
 TINY = "16x1x2x32x50"  # hidden, layers, heads, intermediate, vocabulary
 PNG = b"\x89PNG\r\n\x1a\n"

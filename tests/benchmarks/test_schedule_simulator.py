@@ -10,7 +10,7 @@ import pytest
 from mrem_deploy import benchmark
 from mrem_deploy.base import cli
 from mrem_deploy.benchmarks.simulator import World, gpipe, gpipe_bubble, pipedream, simulate
-from mrem_deploy.train.mrem_p.schedule import Plan
+from mrem_deploy.train.mrem_p.schedule import ScheduleRules
 
 
 def even(modules: int, **changes: float) -> World:
@@ -20,7 +20,7 @@ def even(modules: int, **changes: float) -> World:
 
 
 def test_equal_modules_train_at_once_after_priming_in_order() -> None:
-    outcome = simulate(even(4), Plan(steps=100, staleness=3))
+    outcome = simulate(even(4), ScheduleRules(steps=100, staleness=3))
     # Three batches pass three modules in order, the last one only fills its queue: (3 + 2) · 0.25 s.
     assert outcome.priming == pytest.approx(1.25)
     assert outcome.seconds == pytest.approx(101.25)
@@ -31,17 +31,17 @@ def test_equal_modules_train_at_once_after_priming_in_order() -> None:
 
 def test_a_straggler_slows_only_itself() -> None:
     world = World((1.0, 3.0, 1.0), jitter=0.0, latency=0.0, parcel=0.0)
-    outcome = simulate(world, Plan(steps=60, staleness=4))
+    outcome = simulate(world, ScheduleRules(steps=60, staleness=4))
     assert outcome.waiting == [0.0] * 3
     assert outcome.seconds == pytest.approx(outcome.priming + 180.0)
     assert outcome.fresh < 0.7  # the price: the module behind it uses its outputs again
-    lockstep = simulate(world, Plan(steps=60, staleness=4, lockstep=True))
+    lockstep = simulate(world, ScheduleRules(steps=60, staleness=4, lockstep=True))
     assert max(lockstep.waiting) > 0.6  # two seconds of three
 
 
 def test_a_slow_link_drops_and_does_not_stop_the_sender() -> None:
     slow = even(2, parcel=4e9, inside=1e9)  # four steps for one parcel
-    outcome = simulate(slow, Plan(steps=80, staleness=4))
+    outcome = simulate(slow, ScheduleRules(steps=80, staleness=4))
     assert outcome.waiting == [0.0, 0.0]
     assert outcome.dropped > 40
     assert outcome.oldest > 4  # dropped entries make the others older
@@ -54,7 +54,7 @@ def test_links_between_machines_are_slower() -> None:
 
 def test_jitter_costs_lock_step_time_but_not_mrem_p() -> None:
     world = even(8, jitter=0.3)
-    free, locked = (simulate(world, Plan(200, 8, lockstep)) for lockstep in (False, True))
+    free, locked = (simulate(world, ScheduleRules(200, 8, lockstep)) for lockstep in (False, True))
     assert max(free.waiting) == 0.0
     assert max(locked.waiting) > 0.05
     assert free.busy > locked.busy

@@ -23,11 +23,13 @@ from torch import nn
 from mrem_deploy.data.encoded import Encoded
 from mrem_deploy.models.architectures import Anatomy
 from mrem_deploy.models.loading import HEADS
-from mrem_deploy.numerics import FULL_PRECISION, activation_grid, asymmetric_grid
+from mrem_deploy.numerics import UNQUANTIZED_BITS, activation_grid, asymmetric_grid
 from mrem_deploy.quant.insert import activation_points, insert_quantizers, prepare
 from mrem_deploy.quant.quantizers import LearnedScale
 from mrem_deploy.quant.spec import QuantSpec
-from mrem_deploy.train.job import TrainSettings
+from mrem_deploy.recipe import Recipe
+from mrem_deploy.train.checkpoint import CheckpointStore
+from mrem_deploy.train.job import TrainJob, TrainSettings
 
 BLOCKS = 3  # the least that has a first, a middle and a last module
 WIDTH = 16
@@ -104,7 +106,7 @@ def made_up_scales(found: Anatomy, spec: QuantSpec, dtype: torch.dtype) -> dict[
     """Activation quantizers without a search (it costs more than all the rest of a test): steps that
     differ from point to point, reach over most values and saturate at the outliers."""
     steps = {}
-    if spec.activation_bits == FULL_PRECISION:
+    if spec.activation_bits == UNQUANTIZED_BITS:
         return steps
     levels = 2**spec.activation_bits
     for number, (name, asymmetric) in enumerate(activation_points(found, spec).items()):
@@ -146,6 +148,24 @@ def settings(**changes: Any) -> TrainSettings:
     """A run of a few steps at rates that change the weights visibly."""
     values: dict[str, Any] = {"steps": 6, "lr": 3e-3, "step_lr": 1e-2, "batch_size": 4, "seed": 0}
     return TrainSettings(**(values | changes))
+
+
+def train_job(
+    teacher: nn.Module,
+    student: nn.Module,
+    data: Encoded,
+    cuts: list[int] | None = None,
+    store: CheckpointStore | None = None,
+    score: Callable[[nn.Module], float] | None = None,
+    **changes: Any,
+) -> TrainJob:
+    """A job of a few steps, as `settings` has them; `changes` are options of the recipe."""
+    values: dict[str, Any] = {"steps": 6, "step_lr": 1e-2, "batch_size": 4, "checkpoint_steps": 0}
+    values |= {"max_memory": "1GB"}
+    values |= {"qat_lr": 3e-3} if changes.get("method") == "qat" else {"lr": 3e-3}
+    if cuts is not None:
+        values["modules"] = "".join(f"{cut}," for cut in cuts[1:-1]) or "1"
+    return TrainJob(teacher, student, data, Recipe(**(values | changes)), store, score=score)
 
 
 def state_of(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -10,12 +10,12 @@ from tiny_models import (
     EVERY_MODEL,
     assert_same_state,
     quantized_twin,
-    settings,
     state_of,
     tiny_batch,
     tiny_encoded,
     tiny_model,
     tiny_pair,
+    train_job,
 )
 from torch import nn
 
@@ -24,9 +24,8 @@ from mrem_deploy.numerics import symmetric_grid
 from mrem_deploy.quant.frozen import FixedScale, FrozenLinear, FrozenModel, FrozenWeight, build, freeze, shell
 from mrem_deploy.quant.layers import ATTENTION, QuantEmbedding, QuantLinear
 from mrem_deploy.quant.quantizers import LearnedScale, make_weight_quantizer
-from mrem_deploy.quant.spec import QuantSpec
+from mrem_deploy.quant.spec import QuantSpec, WeightSpec
 from mrem_deploy.train.mrem_s import train_mrem_s
-from mrem_deploy.train.streams import CacheSettings
 
 
 def outputs_of(model: nn.Module, kind: str) -> list[torch.Tensor]:
@@ -81,7 +80,7 @@ def test_a_trained_model_freezes(spec: QuantSpec) -> None:
     """After training, scales, zero points and LAQ's curvature are no longer those of the start."""
     teacher, student = tiny_pair(spec=spec)
     start = freeze(student, "sequence-classification")
-    train_mrem_s(teacher, student, [0, 1, 3], tiny_encoded(), settings(steps=4), CacheSettings(100.0))
+    train_mrem_s(train_job(teacher, student, tiny_encoded(), [0, 1, 3], steps=4))
     frozen = freeze(student, "sequence-classification")
     assert_equal_outputs(build(frozen), student, "bert")
     assert any(not torch.equal(frozen.weights[n].codes, start.weights[n].codes) for n in frozen.weights)
@@ -102,7 +101,9 @@ def test_a_table_larger_than_a_search_piece_freezes() -> None:
     than exp of the few rows that a batch looks up."""
     for bits in (2, 4, 8):
         embedding = nn.Embedding(1021, 24)
-        layer = QuantEmbedding(embedding, make_weight_quantizer(embedding.weight, bits, per_row=True))
+        layer = QuantEmbedding(
+            embedding, make_weight_quantizer(embedding.weight, WeightSpec(bits, per_channel=True))
+        )
         codes, scale = layer.weight_quantizer.codes_and_scale(layer.weight)
         table = FrozenWeight(codes.to(torch.int8), scale, bits).values()
         ids = torch.randint(1021, (4, 33), generator=torch.Generator().manual_seed(bits))

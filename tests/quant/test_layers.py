@@ -14,7 +14,7 @@ from mrem_deploy.numerics import activation_grid, asymmetric_grid, symmetric_gri
 from mrem_deploy.quant.insert import activation_points, prepare, quantized_names
 from mrem_deploy.quant.layers import Matmul, QuantEmbedding, QuantLinear, mrem_attention
 from mrem_deploy.quant.quantizers import LAQ, TWN, LearnedScale, make_weight_quantizer
-from mrem_deploy.quant.spec import QuantSpec
+from mrem_deploy.quant.spec import QuantSpec, WeightSpec
 
 # linears of one block that are quantized
 PER_BLOCK = {
@@ -56,7 +56,7 @@ def test_a_quantized_linear_by_hand() -> None:
         linear.weight.copy_(torch.tensor([[1.0, -0.25]]))
         linear.bias.copy_(torch.tensor([0.3]))
     step = LearnedScale(torch.tensor(1.0), symmetric_grid(4))  # log 1 = 0, so s = 1 exactly
-    layer = QuantLinear(linear, TWN(per_row=False), step)
+    layer = QuantLinear(linear, TWN(per_channel=False), step)
     # mean|w| = 0.625, Δ = 0.4375: ŵ = (1, 0). x̂ = (2, …) from 1.5 (tie to even): 2·1 + 0·5 + 0.3
     assert layer(torch.tensor([[1.5, 5.0]])).item() == pytest.approx(2.3, abs=1e-7)
     # The bias is added as it is, although 0.3 is no multiple of the step.
@@ -93,7 +93,9 @@ def test_embedding_rows_equal_the_quantized_table_and_their_gradient_is_sparse(b
     with torch.no_grad():
         embedding.weight.copy_(torch.randn(11, 6, generator=generator))
         embedding.weight[0] = 0.0
-    layer = QuantEmbedding(embedding, make_weight_quantizer(embedding.weight, bits, per_row=True))
+    layer = QuantEmbedding(
+        embedding, make_weight_quantizer(embedding.weight, WeightSpec(bits, per_channel=True))
+    )
     ids = torch.tensor([[3, 3, 0], [10, 7, 3]])  # a repeated word, padding, the last row
     out = layer(ids)
     codes, scale = layer.weight_quantizer.codes_and_scale(embedding.weight)

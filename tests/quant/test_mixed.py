@@ -38,6 +38,7 @@ from mrem_deploy.quant.sensitivity import (
     quantized_weight,
 )
 from mrem_deploy.quant.spec import QuantSpec
+from mrem_deploy.train import student
 from mrem_deploy.train.module import ModuleTrainer
 
 SPEC = QuantSpec(32, 32, 8)
@@ -161,15 +162,14 @@ def test_more_bytes_never_hurt(measure: str) -> None:
     sums = []
     for budget in (0.0215, 0.0225, 0.024, 0.026):
         found = choose_bits(model, SPEC, batches, budget, measure)
-        assert found["planned_mb"] <= budget
-        leaders = found["errors"]
-        sums.append(sum(errors[str(found["layers"][name])] for name, errors in leaders.items()))
+        assert found.planned_mb <= budget
+        sums.append(sum(errors[found.layers[name]] for name, errors in found.errors.items()))
     assert sums == sorted(sums, reverse=True)
-    assert set(found["layers"].values()) == {8}  # the last budget is enough for all
+    assert set(found.layers.values()) == {8}  # the last budget is enough for all
     with pytest.raises(UserError, match=r"takes 0\.021 MiB") as caught:
         choose_bits(model, SPEC, batches, 0.02, measure)
     least = float(caught.value.remedy.split()[1])
-    assert choose_bits(model, SPEC, batches, least, measure)["planned_mb"] <= least < 0.0215
+    assert choose_bits(model, SPEC, batches, least, measure).planned_mb <= least < 0.0215
 
 
 def test_layers_have_the_bits_they_were_given() -> None:
@@ -259,7 +259,7 @@ def test_a_resumed_run_does_not_choose_again(workshop: Path, monkeypatch: pytest
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ModuleTrainer, "step", deadly)
         assert job(workshop, "stopped", **options).run() == cli.EXIT_INTERRUPTED
-    monkeypatch.setattr(pipeline, "choose_bits", lambda *args: pytest.fail("chosen again"))
+    monkeypatch.setattr(student, "choose_bits", lambda *args: pytest.fail("chosen again"))
     assert job(workshop, "stopped", **options).run("--resume") == 0
     tensors = [(workshop / out / artifact.TENSORS).read_bytes() for out in ("whole", "stopped")]
     assert tensors[0] == tensors[1]

@@ -18,6 +18,7 @@ from mrem_deploy.quant.quantizers import (
     make_weight_quantizer,
     search_scale,
 )
+from mrem_deploy.quant.spec import WeightSpec
 
 GRIDS = [
     symmetric_grid(3),
@@ -111,7 +112,7 @@ def test_a_step_is_learned_by_its_logarithm() -> None:
     assert step.log_scale.grad.item() == pytest.approx(3.5, rel=1e-12)
 
 
-def test_a_step_per_row_collects_only_its_own_row() -> None:
+def test_a_scale_per_channel_collects_only_its_own_row() -> None:
     scale = torch.tensor([[0.5], [2.0]], dtype=torch.float64, requires_grad=True)
     x = torch.tensor([[9.0, 9.0], [-99.0, 2.0]], dtype=torch.float64)
     fake_quant(x, scale, symmetric_grid(4)).sum().backward()
@@ -134,23 +135,23 @@ def test_no_gradient_is_made_that_nobody_asked_for() -> None:
 def test_twn_per_tensor_by_hand() -> None:
     weight = torch.tensor([[1.0, -0.5, 0.25], [-2.0, 0.0, 0.75]])
     # mean|w| = 4.5/6 = 0.75, Δ = 0.525; kept 1, 2, 0.75, so α = 3.75/3 = 1.25. −0.5 just fails.
-    codes, alpha = TWN(per_row=False).codes_and_scale(weight)
+    codes, alpha = TWN(per_channel=False).codes_and_scale(weight)
     assert codes.tolist() == [[1, 0, 0], [-1, 0, 1]]
     assert alpha.tolist() == 1.25
-    assert plain(TWN(per_row=False), weight).tolist() == [[1.25, 0, 0], [-1.25, 0, 1.25]]
+    assert plain(TWN(per_channel=False), weight).tolist() == [[1.25, 0, 0], [-1.25, 0, 1.25]]
 
 
-def test_twn_per_row_by_hand() -> None:
+def test_twn_per_channel_by_hand() -> None:
     weight = torch.tensor([[1.0, -0.5, 0.25], [-2.0, 0.0, 0.75]])
     # row 1: mean 7/12, Δ = 0.408, α = (1 + 0.5)/2; row 2: mean 2.75/3, Δ = 0.642, α = (2 + 0.75)/2
-    codes, alpha = TWN(per_row=True).codes_and_scale(weight)
+    codes, alpha = TWN(per_channel=True).codes_and_scale(weight)
     assert codes.tolist() == [[1, -1, 0], [-1, 0, 1]]
     assert alpha.tolist() == [[0.75], [1.375]]
 
 
 @pytest.mark.parametrize(("small", "code"), [(0.69, 0), (0.71, 1)])  # mean|w| = 1, so Δ = 0.7
 def test_twn_threshold_is_seven_tenths_of_the_mean(small: float, code: int) -> None:
-    codes, alpha = TWN(per_row=False).codes_and_scale(torch.tensor([small, small - 2]))
+    codes, alpha = TWN(per_channel=False).codes_and_scale(torch.tensor([small, small - 2]))
     assert codes.tolist() == [code, -1]
     assert alpha.item() == pytest.approx(1.0 if code else 2 - small)
 
@@ -159,21 +160,21 @@ def test_twn_threshold_is_strict() -> None:
     # In fp64, mean|w| = 1 and Δ = 0.7 exactly as computed: a weight on the threshold is dropped.
     delta = 0.7 * 1.0
     weight = torch.tensor([delta, 2 - delta], dtype=torch.float64)
-    codes, alpha = TWN(per_row=False).codes_and_scale(weight)
+    codes, alpha = TWN(per_channel=False).codes_and_scale(weight)
     assert codes.tolist() == [0, 1]
     assert alpha.item() == 2 - delta
 
 
-@pytest.mark.parametrize("per_row", [False, True])
-def test_twn_of_zeros_is_zero_with_a_valid_step(per_row: bool) -> None:
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_twn_of_zeros_is_zero_with_a_valid_step(per_channel: bool) -> None:
     weight = torch.tensor([[0.0, 0.0], [0.0, 0.0]])
-    codes, alpha = TWN(per_row).codes_and_scale(weight)
+    codes, alpha = TWN(per_channel).codes_and_scale(weight)
     assert codes.abs().sum() == 0
     assert bool((alpha == 1).all())
 
 
 def test_twn_zero_row_does_not_disturb_its_neighbours() -> None:
-    codes, alpha = TWN(per_row=True).codes_and_scale(torch.tensor([[0.0, 0.0], [3.0, -3.0]]))
+    codes, alpha = TWN(per_channel=True).codes_and_scale(torch.tensor([[0.0, 0.0], [3.0, -3.0]]))
     assert codes.tolist() == [[0, 0], [1, -1]]
     assert alpha.tolist() == [[1.0], [3.0]]
 
@@ -208,7 +209,7 @@ def test_laq_is_near_the_best_of_all_codes(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(4, generator=generator, dtype=torch.float64)
     grid, ones = symmetric_grid(3), torch.ones(4, dtype=torch.float64)
-    module = LAQ(weight, grid, per_row=False)
+    module = LAQ(weight, grid, per_channel=False)
     least, _ = best_of_all(weight, ones, grid)
     came = weighted_error(module, weight, ones)
     assert came >= least - 1e-12
@@ -222,26 +223,26 @@ def test_laq_finds_codes_and_scale_of_a_weight_on_the_grid() -> None:
     least, best = best_of_all(weight, torch.ones(4, dtype=torch.float64), symmetric_grid(3))
     assert least == 0.0
     assert best.tolist() == codes.tolist()
-    came, alpha = LAQ(weight, symmetric_grid(3), per_row=False).codes_and_scale(weight)
+    came, alpha = LAQ(weight, symmetric_grid(3), per_channel=False).codes_and_scale(weight)
     assert came.tolist() == codes.tolist()
     assert alpha.item() == 0.25
 
 
 @pytest.mark.parametrize("curvature", ["identity", "adam"])
-@pytest.mark.parametrize("per_row", [False, True])
-def test_laq_alternation_step_by_step(curvature: str, per_row: bool) -> None:
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_laq_alternation_step_by_step(curvature: str, per_channel: bool) -> None:
     """The definition written out slowly: b = clamp(round(w/α)), α = ΣDwb/ΣDb², a fixed number of times."""
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(3, 5, generator=generator, dtype=torch.float64)
     diagonal = torch.rand(3, 5, generator=generator, dtype=torch.float64) + 0.1
-    module = LAQ(weight, symmetric_grid(4), per_row, curvature)
+    module = LAQ(weight, symmetric_grid(4), per_channel, curvature)
     if curvature == "adam":
         module.diagonal.copy_(diagonal)
     else:
         diagonal = torch.ones_like(weight)
     groups = (
         [[(r, c) for c in range(5)] for r in range(3)]
-        if per_row
+        if per_channel
         else [[(r, c) for r in range(3) for c in range(5)]]
     )
     start = module.start.reshape(-1)
@@ -261,11 +262,11 @@ def test_laq_alternation_step_by_step(curvature: str, per_row: bool) -> None:
 
 def test_curvature_pulls_the_scale_towards_the_weights_that_matter() -> None:
     weight = torch.tensor([1.0, 0.43, -0.71, 0.05, 0.29], dtype=torch.float64)
-    module = LAQ(weight, symmetric_grid(3), per_row=False, curvature="adam")
+    module = LAQ(weight, symmetric_grid(3), per_channel=False, curvature="adam")
     before, _ = module.codes_and_scale(weight), module.diagonal.fill_(1.0)
     module.diagonal[1] = 1000.0
     after = plain(module, weight)
-    identity = LAQ(weight, symmetric_grid(3), per_row=False)
+    identity = LAQ(weight, symmetric_grid(3), per_channel=False)
     assert torch.equal(before[0] * before[1], plain(identity, weight))  # D = 1 is the identity
     assert abs(after[1] - weight[1]) < abs(plain(identity, weight)[1] - weight[1])
     codes, alpha = module.codes_and_scale(weight)
@@ -273,11 +274,11 @@ def test_curvature_pulls_the_scale_towards_the_weights_that_matter() -> None:
 
 
 @pytest.mark.parametrize("curvature", ["identity", "adam"])
-@pytest.mark.parametrize("per_row", [False, True])
-def test_laq_of_zeros_is_zero_with_a_valid_step(per_row: bool, curvature: str) -> None:
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_laq_of_zeros_is_zero_with_a_valid_step(per_channel: bool, curvature: str) -> None:
     # The padding row of a word embedding is all zeros in most checkpoints.
     weight = torch.zeros(2, 3)
-    codes, alpha = LAQ(weight, symmetric_grid(4), per_row, curvature).codes_and_scale(weight)
+    codes, alpha = LAQ(weight, symmetric_grid(4), per_channel, curvature).codes_and_scale(weight)
     assert codes.abs().sum() == 0
     assert bool((alpha > 0).all())
     assert bool(alpha.isfinite().all())
@@ -285,14 +286,14 @@ def test_laq_of_zeros_is_zero_with_a_valid_step(per_row: bool, curvature: str) -
 
 def test_laq_zero_row_does_not_disturb_its_neighbours() -> None:
     weight = torch.tensor([[0.0, 0.0, 0.0], [0.7, -0.2, 0.1]], dtype=torch.float64)
-    codes, alpha = LAQ(weight, symmetric_grid(4), per_row=True).codes_and_scale(weight)
+    codes, alpha = LAQ(weight, symmetric_grid(4), per_channel=True).codes_and_scale(weight)
     assert codes.tolist() == [[0, 0, 0], [7, -2, 1]]
     assert alpha[1].item() == pytest.approx(0.1, rel=1e-12)
 
 
 def test_laq_does_not_drift_when_it_is_called_again() -> None:
     weight = torch.randn(6, 7, generator=torch.Generator().manual_seed(2))
-    module = LAQ(weight, symmetric_grid(4), per_row=False)
+    module = LAQ(weight, symmetric_grid(4), per_channel=False)
     first, second = module.codes_and_scale(weight), module.codes_and_scale(weight)
     assert torch.equal(first[0], second[0])
     assert torch.equal(first[1], second[1])
@@ -301,15 +302,15 @@ def test_laq_does_not_drift_when_it_is_called_again() -> None:
 # What holds for all of them
 
 
-@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize(("bits", "bound"), [(2, 1), (3, 3), (4, 7), (8, 127)])
-def test_a_weight_on_the_grid_keeps_its_codes(bits: int, bound: int, per_row: bool) -> None:
+def test_a_weight_on_the_grid_keeps_its_codes(bits: int, bound: int, per_channel: bool) -> None:
     """Grid points are fixed points: exactly, because ¼ makes every product and sum below exact."""
     generator = torch.Generator().manual_seed(bits)
     codes = torch.randint(-bound, bound + 1, (4, 16), generator=generator).double()
     codes[:, 0] = bound  # each row reaches the end, else a finer grid would do as well
     weight = codes * 0.25
-    module = make_weight_quantizer(weight, bits, per_row)
+    module = make_weight_quantizer(weight, WeightSpec(bits, per_channel))
     if isinstance(
         module, LearnedScale
     ):  # the step is searched on a coarse grid, then learned: put it on the spot
@@ -321,11 +322,11 @@ def test_a_weight_on_the_grid_keeps_its_codes(bits: int, bound: int, per_row: bo
 
 
 @pytest.mark.parametrize("kind", ["twn", "laq"])
-@pytest.mark.parametrize("per_row", [False, True])
-def test_twn_and_laq_pass_the_gradient_straight_through(kind: str, per_row: bool) -> None:
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_twn_and_laq_pass_the_gradient_straight_through(kind: str, per_channel: bool) -> None:
     weight = torch.randn(3, 4, generator=torch.Generator().manual_seed(3), requires_grad=True)
     gradient = torch.randn(3, 4, generator=torch.Generator().manual_seed(4))
-    module = make_weight_quantizer(weight, 2 if kind == "twn" else 4, per_row, kind)
+    module = make_weight_quantizer(weight, WeightSpec(2 if kind == "twn" else 4, per_channel, kind))
     out = module(weight)
     assert not torch.equal(out.detach(), weight.detach())
     out.backward(gradient)
@@ -335,13 +336,13 @@ def test_twn_and_laq_pass_the_gradient_straight_through(kind: str, per_row: bool
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("per_row", [False, True])
-def test_forward_is_codes_times_scale(bits: int, per_row: bool) -> None:
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_forward_is_codes_times_scale(bits: int, per_channel: bool) -> None:
     """What freezing relies on, bit for bit in fp32."""
     weight = torch.randn(5, 33, generator=torch.Generator().manual_seed(5))
-    module = make_weight_quantizer(weight, bits, per_row)
+    module = make_weight_quantizer(weight, WeightSpec(bits, per_channel))
     codes, scale = module.codes_and_scale(weight)
-    assert scale.shape == ((5, 1) if per_row else ())
+    assert scale.shape == ((5, 1) if per_channel else ())
     assert torch.equal(codes, codes.round())
     assert codes.abs().max() <= module.grid.high
     assert torch.equal(codes.to(torch.int8) * scale, plain(module, weight))
@@ -363,7 +364,7 @@ def test_rows_after_the_lookup_equal_the_rows_of_the_table(bits: int, rows: int,
     generator = torch.Generator().manual_seed(rows)
     table = torch.randn(rows, width, generator=generator)
     table[0] = 0.0  # the padding row
-    module = make_weight_quantizer(table, bits, per_row=True)
+    module = make_weight_quantizer(table, WeightSpec(bits, per_channel=True))
     for shape in ((1, 1), (1, 5), (3, 7), (4, 32)):
         ids = torch.randint(rows, shape, generator=generator)
         ids[0, 0] = 0
@@ -385,7 +386,7 @@ def test_rows_after_the_lookup_equal_the_rows_of_the_table(bits: int, rows: int,
     ],
 )
 def test_the_quantizer_follows_the_bits_or_the_wish(bits: int, asked: str, expected: type) -> None:
-    assert type(make_weight_quantizer(torch.randn(3, 3), bits, False, asked)) is expected
+    assert type(make_weight_quantizer(torch.randn(3, 3), WeightSpec(bits, quantizer=asked))) is expected
 
 
 # The search for a first step
@@ -415,10 +416,12 @@ def test_the_search_by_rows_is_the_search_of_each_row() -> None:
     # 1,030 rows are searched in three pieces; the last has 6.
     x = torch.randn(1030, 5, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
     x[3] = 0.0
-    together = search_scale(x, symmetric_grid(4), per_row=True)
+    together = search_scale(x, symmetric_grid(4), per_channel=True)
     assert together.shape == (1030, 1)
     for row in (0, 3, 511, 512, 1029):
-        assert together[row].item() == search_scale(x[row : row + 1], symmetric_grid(4), per_row=True).item()
+        assert (
+            together[row].item() == search_scale(x[row : row + 1], symmetric_grid(4), per_channel=True).item()
+        )
 
 
 def test_the_step_of_zeros_is_positive() -> None:

@@ -16,10 +16,10 @@ from tiny_models import (
     assert_same_state,
     differing,
     killed_at_call,
-    settings,
     state_of,
     tiny_encoded,
     tiny_pair,
+    train_job,
 )
 
 from mrem_deploy.data.encoded import sorted_batches
@@ -31,7 +31,7 @@ from mrem_deploy.train.module import ModuleTrainer
 from mrem_deploy.train.mrem_s import train_mrem_s
 from mrem_deploy.train.streams import ActivationCache, CacheSettings, Streams
 
-IN_MEMORY, ON_DISK = CacheSettings(100.0), CacheSettings(0.0)
+ON_DISK = {"max_memory": "0MB"}
 EVERY_BLOCK = [0, 1, 2, 3]
 # LAQ and its curvature in the checkpoint; TWN; learned steps, of the embedding's rows too; a plain embedding.
 SPECS = [QuantSpec(4, 4, 8, curvature="adam"), QuantSpec(2, 2, 4), QuantSpec(3, 8, 8), QuantSpec(8, 32, 32)]
@@ -49,24 +49,13 @@ def run(
     kind: str = "bert",
     cuts: list[int] = EVERY_BLOCK,
     spec: QuantSpec = SPECS[0],
-    cache: CacheSettings = IN_MEMORY,
     store: CheckpointStore | None = None,
-    checkpoint_steps: int = 0,
     **changes: Any,
 ) -> Run:
     """A student made anew, as a new process would make it, and trained."""
     teacher, student = tiny_pair(kind, spec=spec)
     before = state_of(teacher)
-    log = train_mrem_s(
-        teacher,
-        student,
-        cuts,
-        tiny_encoded(kind),
-        settings(steps=STEPS, **changes),
-        cache,
-        store,
-        checkpoint_steps,
-    )
+    log = train_mrem_s(train_job(teacher, student, tiny_encoded(kind), cuts, store, steps=STEPS, **changes))
     assert_same_state(state_of(teacher), before)
     return Run(state_of(student), log.curves, list(log.seconds))
 
@@ -105,14 +94,14 @@ def test_the_log(uninterrupted: Run) -> None:
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_mapped_files_give_what_memory_gives(kind: str, tmp_path: Path) -> None:
     in_memory = run(kind, [0, 1, 3])
-    on_disk = run(kind, [0, 1, 3], cache=CacheSettings(0.0, tmp_path / "cache"))
+    on_disk = run(kind, [0, 1, 3], **ON_DISK, cache_dir=str(tmp_path / "cache"))
     assert_same_run(on_disk, in_memory)
     assert list((tmp_path / "cache").iterdir()) == []
     assert differing(in_memory.state, state_of(tiny_pair(kind, spec=SPECS[0])[1]))
 
 
 def test_n_is_1_trains_the_whole_model_at_once(tmp_path: Path) -> None:
-    came = run(cuts=[0, 3], cache=CacheSettings(0.0, tmp_path / "cache"))
+    came = run(cuts=[0, 3], **ON_DISK, cache_dir=str(tmp_path / "cache"))
     assert not (tmp_path / "cache").exists()  # it needs no cache at all
     assert list(came.curves) == ["module 1/1"]
     assert came.curves["module 1/1"][-1][1] < came.curves["module 1/1"][0][1]
@@ -128,9 +117,7 @@ def test_explicit_cuts_are_taken_as_given() -> None:
 def test_training_lowers_the_loss_of_each_module(spec: QuantSpec) -> None:
     """One batch holds all the examples, so that one step's loss compares with another's."""
     teacher, student = tiny_pair(spec=spec)
-    log = train_mrem_s(
-        teacher, student, EVERY_BLOCK, tiny_encoded(), settings(steps=15, batch_size=12), IN_MEMORY
-    )
+    log = train_mrem_s(train_job(teacher, student, tiny_encoded(), EVERY_BLOCK, steps=15, batch_size=12))
     for name, curve in log.curves.items():
         assert curve[-1][1] < curve[0][1], name
 
@@ -196,7 +183,7 @@ def test_an_interruption_leaves_no_cache_files(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with killed_at_call(ActivationCache, "put", call):
-        run(cache=ON_DISK)
+        run(**ON_DISK)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -204,7 +191,7 @@ def test_the_streams_hold_what_the_parts_give() -> None:
     """After two advances the cache holds both models' second hidden states, whatever the batches were."""
     teacher, student = tiny_pair()
     encoded = tiny_encoded()
-    streams = Streams(encoded, 16, IN_MEMORY, batch_size=5)  # the last batch has 2
+    streams = Streams(encoded, 16, CacheSettings(100.0), batch_size=5)  # the last batch has 2
     tokens, clean, noisy = streams.batch(np.array([0, 1]), torch.device("cpu"))
     assert clean is None
     assert noisy is None

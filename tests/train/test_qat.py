@@ -17,11 +17,11 @@ from tiny_models import (
     EVERY_MODEL,
     assert_same_state,
     killed_at_call,
-    settings,
     state_of,
     tiny_batch,
     tiny_encoded,
     tiny_pair,
+    train_job,
 )
 from torch import nn
 from torch.nn import functional as F
@@ -34,16 +34,17 @@ from mrem_deploy.quant import artifact
 from mrem_deploy.train import qat
 from mrem_deploy.train.checkpoint import CheckpointStore
 from mrem_deploy.train.distillation import Amount, Seen, imitation_loss, prediction_loss, watch
-from mrem_deploy.train.qat import STAGES, QatSettings, evaluation_steps, train_qat
+from mrem_deploy.train.job import TrainJob, TrainLog
+from mrem_deploy.train.qat import STAGES, evaluation_steps, train_qat
 
 WHOLE = Amount(1.0, 1.0, 1.0)
 SENTENCES = 24
 
 
-def quick(**changes: Any) -> QatSettings:
+def quick(teacher: nn.Module, student: nn.Module, score: Any, store: Any = None, **changes: Any) -> TrainJob:
     """Six batches per epoch, two epochs of each stage."""
-    values: dict[str, Any] = {"train": settings(lr=3e-3), "epochs": (2.0, 2.0), "evaluations": 2}
-    return QatSettings(**(values | changes))
+    options = {"method": "qat", "qat_epochs": "2+2", "qat_evals": 2} | changes
+    return train_job(teacher, student, tiny_encoded(count=SENTENCES), None, store, score, **options)
 
 
 def score_by_call(scores: list[float]) -> Any:
@@ -53,11 +54,11 @@ def score_by_call(scores: list[float]) -> Any:
 
 
 def run(
-    spec: QatSettings | None = None, scores: list[float] | None = None, store: Any = None, head: str = ""
-) -> tuple[nn.Module, Any]:
+    scores: list[float] | None = None, store: Any = None, head: str = "", **changes: Any
+) -> tuple[nn.Module, TrainLog]:
     teacher, student = tiny_pair("bert", head or "sequence-classification")
     judge = score_by_call(scores) if scores else lambda model: 1.0
-    return student, train_qat(teacher, student, tiny_encoded(count=SENTENCES), spec or quick(), judge, store)
+    return student, train_qat(quick(teacher, student, judge, store, **changes))
 
 
 # --- the losses ---------------------------------------------------------------------------------
@@ -193,10 +194,9 @@ def test_micro_batches_give_the_update_of_the_batch() -> None:
 
     def trained(accumulate: int, stage: int) -> tuple[nn.Module, Any]:
         teacher, student = tiny_pair("bert", dtype=torch.float64)
-        epochs = (1.0, 0.0) if stage == 0 else (0.0, 1.0)
-        spec = quick(epochs=epochs, accumulate=accumulate)
-        log = train_qat(teacher, student, tiny_encoded(count=SENTENCES), spec, lambda model: 1.0)
-        return student, log
+        epochs = "1+0" if stage == 0 else "0+1"
+        options = {"qat_epochs": epochs, "accumulate": accumulate}
+        return student, train_qat(quick(teacher, student, lambda model: 1.0, **options))
 
     for stage in (0, 1):
         whole, log = trained(1, stage)
@@ -218,8 +218,9 @@ def test_the_best_state_is_the_result() -> None:
         seen.append(state_of(model))
         return next(scores)
 
-    log = train_qat(teacher, student, tiny_encoded(count=SENTENCES), quick(), judge)
-    assert log.choice == {
+    log = train_qat(quick(teacher, student, judge))
+    assert log.choice is not None
+    assert log.choice.to_dict() == {
         "step": 6,
         "score": 80.0,
         "evaluations": [(3, 50.0), (6, 80.0), (9, 70.0), (12, 80.0)],
@@ -232,9 +233,9 @@ def test_without_a_second_stage_nothing_is_chosen() -> None:
         raise AssertionError("the development set must not be read")
 
     teacher, student = tiny_pair("bert")
-    log = train_qat(teacher, student, tiny_encoded(count=SENTENCES), quick(epochs=(1.0, 0.0)), never)
+    log = train_qat(quick(teacher, student, never, qat_epochs="1+0"))
     assert list(log.curves) == [STAGES[0]]
-    assert log.choice == {}
+    assert log.choice is None
 
 
 def test_when_the_model_is_scored() -> None:
@@ -251,7 +252,7 @@ OFTEN = {"checkpoint_steps": 2, "accumulate": 2}
 
 @pytest.fixture(scope="module")
 def uninterrupted() -> tuple[dict[str, torch.Tensor], Any]:
-    student, log = run(quick(**OFTEN), SCORES)
+    student, log = run(SCORES, **OFTEN)
     return state_of(student), log
 
 
@@ -260,11 +261,11 @@ def test_an_interrupted_run_ends_with_the_same_bits(call: int, uninterrupted: An
     whole, log = uninterrupted
     identity = {"run": "this one"}
     with killed_at_call(qat._Run, "_step", call):
-        run(quick(**OFTEN), SCORES, CheckpointStore(tmp_path / "work", identity, resume=False))
+        run(SCORES, CheckpointStore(tmp_path / "work", identity, resume=False), **OFTEN)
     store = CheckpointStore(tmp_path / "work", identity, resume=True)
     found = store.notes(qat.CHECKPOINT)
     done = len(found["evaluations"]) if found else 0
-    resumed, other = run(quick(**OFTEN), SCORES[done:], store)
+    resumed, other = run(SCORES[done:], store, **OFTEN)
     assert_same_state(state_of(resumed), whole)
     assert (other.curves, other.choice) == (log.curves, log.choice)
 

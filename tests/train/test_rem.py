@@ -12,11 +12,11 @@ from tiny_models import (
     assert_same_state,
     differing,
     killed_at_call,
-    settings,
     state_of,
     tiny_batch,
     tiny_encoded,
     tiny_pair,
+    train_job,
 )
 from torch import nn
 
@@ -28,9 +28,8 @@ from mrem_deploy.train.checkpoint import CheckpointStore
 from mrem_deploy.train.job import TrainLog
 from mrem_deploy.train.optimizer import LocalOptimizer
 from mrem_deploy.train.rem import find_units, train_rem
-from mrem_deploy.train.streams import CacheSettings, Streams
+from mrem_deploy.train.streams import Streams
 
-IN_MEMORY, ON_DISK = CacheSettings(100.0), CacheSettings(0.0)
 EVERY_BLOCK = [0, 1, 2, 3]
 BERT_BLOCK = [
     "attention.self q·k·v",
@@ -45,13 +44,12 @@ BERT_BLOCK = [
 def run(
     kind: str = "bert",
     spec: QuantSpec | None = None,
-    cache: CacheSettings = IN_MEMORY,
     store: CheckpointStore | None = None,
     **changes: Any,
 ) -> tuple[dict[str, torch.Tensor], TrainLog]:
     teacher, student = tiny_pair(kind, spec=spec or QuantSpec(4, 4, 8, curvature="adam"))
     before = state_of(teacher)
-    log = train_rem(teacher, student, tiny_encoded(kind), settings(**({"steps": 2} | changes)), cache, store)
+    log = train_rem(train_job(teacher, student, tiny_encoded(kind), store=store, **{"steps": 2} | changes))
     assert_same_state(state_of(teacher), before)
     return state_of(student), log
 
@@ -109,8 +107,8 @@ def test_rem_lowers_the_error_of_its_products_and_touches_nothing_else(kind: str
     """One batch holds all examples. Norms, head and what no product owns keep every bit."""
     teacher, student = tiny_pair(kind, spec=QuantSpec(2, 2, 4))
     before = state_of(student)
-    rates = settings(steps=10, batch_size=12, lr=1e-3, step_lr=3e-2)
-    log = train_rem(teacher, student, tiny_encoded(kind), rates, IN_MEMORY)
+    rates = {"steps": 10, "batch_size": 12, "lr": 1e-3, "step_lr": 3e-2}
+    log = train_rem(train_job(teacher, student, tiny_encoded(kind), **rates))
     for name, curve in log.curves.items():
         assert len(curve) == 10
         if name.endswith(("_embeddings", ".scores", ".context")):  # TWN's scale is the best already;
@@ -148,7 +146,7 @@ def test_a_unit_changes_nothing_but_itself(monkeypatch: pytest.MonkeyPatch) -> N
         return result
 
     monkeypatch.setattr(rem, "_train_unit", watched)
-    train_rem(teacher, student, tiny_encoded(), settings(steps=2), IN_MEMORY)
+    train_rem(train_job(teacher, student, tiny_encoded(), steps=2))
     assert len(seen) > 40
 
 
@@ -164,7 +162,7 @@ def test_a_run_repeats_itself_and_another_seed_does_not(
 def test_mapped_files_give_what_memory_gives(
     uninterrupted: tuple[dict[str, torch.Tensor], TrainLog], tmp_path: Path
 ) -> None:
-    state, _ = run(cache=CacheSettings(0.0, tmp_path))
+    state, _ = run(max_memory="0MB", cache_dir=str(tmp_path))
     assert_same_state(state, uninterrupted[0])
     assert list(tmp_path.iterdir()) == []
 
@@ -194,10 +192,10 @@ def test_a_killed_run_goes_on_to_the_same_bits(
 def test_full_precision_activations_and_weights_leave_nothing_to_train() -> None:
     teacher, student = tiny_pair(spec=QuantSpec(32, 32, 8))
     before = state_of(student)
-    log = train_rem(teacher, student, tiny_encoded(), settings(steps=2), IN_MEMORY)
+    log = train_rem(train_job(teacher, student, tiny_encoded(), steps=2))
     changed = differing(student.state_dict(), before)
     assert any(name.endswith("scores.left.log_scale") for name in changed)
     assert all(len(curve) == 2 for curve in log.curves.values())
     teacher, student = tiny_pair(spec=QuantSpec(2, 32, 32))  # products without any parameter of their own
-    log = train_rem(teacher, student, tiny_encoded(), settings(steps=2), IN_MEMORY)
+    log = train_rem(train_job(teacher, student, tiny_encoded(), steps=2))
     assert log.curves["block 1/3 encoder.layer.0.attention.self.scores"] == []

@@ -18,10 +18,10 @@ from mrem_deploy.data.encoded import Encoded
 from mrem_deploy.data.task_data import Columns, open_task, sample
 from mrem_deploy.data.texts import encode
 from mrem_deploy.models.loading import load_model, longest_input
-from mrem_deploy.pipeline import make_student
 from mrem_deploy.quant import artifact
 from mrem_deploy.quant.frozen import FrozenModel, freeze
 from mrem_deploy.recipe import Recipe, from_yaml, make_recipe
+from mrem_deploy.train.student import make_student
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -48,7 +48,7 @@ class AtOwnPace:
 
     def after_round(self, workers: Sequence[ModuleWorker], check: Check) -> None:
         for worker in workers:
-            step, steps = worker.schedule.turn, worker.schedule.plan.steps
+            step, steps = worker.schedule.turn, worker.schedule.rules.steps
             due = step == steps or (self._every and step % self._every == 0)
             if due and self._saved[worker.index] < step <= steps:
                 self._keeper(worker).save(step, worker.curve)
@@ -72,7 +72,7 @@ class InStep:
             if step:
                 step, curve = self._keeper(worker, step).restore()
             worker.start_at(step, curve)
-        self._next = self._after(step, workers[0].schedule.plan.steps)
+        self._next = self._after(step, workers[0].schedule.rules.steps)
 
     def holds(self, worker: ModuleWorker) -> bool:
         return worker.schedule.turn == self._next and not worker.schedule.trained
@@ -86,7 +86,7 @@ class InStep:
         self._crew.exchange("checkpoint", check=check)
         for worker in workers:
             self._discard_before(step, worker)
-        self._next = self._after(step, workers[0].schedule.plan.steps)
+        self._next = self._after(step, workers[0].schedule.rules.steps)
 
     def _discard_before(self, step: int, worker: ModuleWorker) -> None:
         for older in self._steps_of(worker):

@@ -11,27 +11,24 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from mrem_deploy.base.progress import say
-from mrem_deploy.data.encoded import Encoded
+from mrem_deploy.models.partition import module_cuts
 from mrem_deploy.models.parts import carve
-from mrem_deploy.train.checkpoint import CheckpointStore
-from mrem_deploy.train.job import TrainLog, TrainSettings
+from mrem_deploy.recipe import parse_modules
+from mrem_deploy.train.job import Curve, TrainJob, TrainLog, WorkerReport, WorkerSeconds
 from mrem_deploy.train.module import ModuleTrainer
 from mrem_deploy.train.mrem_p.checkpoints import AtOwnPace, Checkpoints, InStep
 from mrem_deploy.train.mrem_p.crew import Crew, modules_of, owner_of
 from mrem_deploy.train.mrem_p.edge import ConnectionLost, EdgeReceiver, EdgeSender, LocalOutlet, Wire
-from mrem_deploy.train.mrem_p.schedule import Action, Plan
+from mrem_deploy.train.mrem_p.schedule import Action, ScheduleRules
 from mrem_deploy.train.mrem_p.shards import HeldParts
 from mrem_deploy.train.mrem_p.status import StatusBoard
-from mrem_deploy.train.mrem_p.worker import ModuleWorker, Seconds
+from mrem_deploy.train.mrem_p.worker import ModuleWorker
 
 WAIT_SECONDS = 0.2  # between looks at what no notification tells, such as a lost connection
 # A neighbour that dies takes its connections along; its own error shall be the one that is shown.
@@ -39,58 +36,41 @@ GRACE_SECONDS = 10.0
 ABANDON_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class ParallelSettings:
-    """What MREM-P has beyond the settings of every method."""
+def train_mrem_p(job: TrainJob, slowdown: Mapping[int, float] | None = None) -> TrainLog:
+    """Train this worker's modules; on rank 0 the student is the entire trained model afterwards.
 
-    staleness: int = 8  # t₀
-    teacher_forcing: float = 0.4  # T₀ as a share of the steps
-    lockstep: bool = False
-    slowdown: Mapping[int, float] = field(default_factory=dict)  # module -> times slower, to try a straggler
-
-    def plan(self, steps: int) -> Plan:
-        return Plan(steps, self.staleness, self.lockstep)
-
-
-def train_mrem_p(
-    crew: Crew,
-    teacher: PreTrainedModel,
-    student: PreTrainedModel,
-    cuts: list[int],
-    calibration: Encoded,
-    settings: TrainSettings,
-    parallel: ParallelSettings,
-    store: CheckpointStore | None = None,
-    checkpoint_steps: int = 0,
-) -> TrainLog:
-    """Train this worker's modules; on rank 0 `student` is the whole trained model afterwards."""
+    `slowdown`: module -> times slower, for benchmarks with a slow worker.
+    """
     started = time.perf_counter()
-    parts = carve(teacher, cuts), carve(student, cuts)
+    crew, recipe, settings = job.crew, job.recipe, job.settings
+    cuts = module_cuts(job.teacher, parse_modules(recipe.modules))
+    parts = carve(job.teacher, cuts), carve(job.student, cuts)
     if 1 < crew.world < len(parts[0]):
         say(f"{len(parts[0])} modules on {crew.world} workers: {_shares(crew.world, len(parts[0]))}")
     held = HeldParts(crew, parts)
     held.release()
     mail = threading.Condition()
-    plan, forcing_steps = parallel.plan(settings.steps), parallel.teacher_forcing * settings.steps
+    rules = ScheduleRules(settings.steps, recipe.staleness, recipe.deterministic)
+    forcing_steps = recipe.teacher_forcing * settings.steps  # T₀
     workers = [
         ModuleWorker(
             index,
             ModuleTrainer(parts[0][index], parts[1][index], settings),
-            plan,
-            calibration,
+            rules,
+            job.data,
             forcing_steps,
             mail,
-            parallel.slowdown.get(index, 1.0),
+            (slowdown or {}).get(index, 1.0),
         )
         for index in modules_of(crew.rank, crew.world, len(parts[0]))
     ]
-    every = checkpoint_steps
-    checkpoints = InStep(store, every, crew) if parallel.lockstep else AtOwnPace(store, every)
+    store, every = job.store, recipe.checkpoint_steps
+    checkpoints = InStep(store, every, crew) if rules.lockstep else AtOwnPace(store, every)
     checkpoints.restore(workers)
     trained = all(worker.schedule.trained for worker in workers)
     rank = Rank(crew, workers, checkpoints, mail, len(parts[0]))
     if not all(crew.exchange("the work that is left", trained)):
-        rank.connect(next(student.parameters()).dtype)
+        rank.connect(next(job.student.parameters()).dtype)
         try:
             with StatusBoard(crew, workers, mail, rank.refused):
                 rank.prime()
@@ -99,7 +79,7 @@ def train_mrem_p(
         except BaseException:
             rank.abandon()
             raise
-    log = _gather_log(crew, rank, settings, forcing_steps)
+    log = _gather_log(crew, rank, forcing_steps)
     held.collect()
     log.seconds["train all modules"] = time.perf_counter() - started
     return log
@@ -122,7 +102,7 @@ class Rank:
         modules: int,
     ) -> None:
         self.crew, self.workers, self.modules = crew, workers, modules
-        self.seconds = Seconds()
+        self.seconds = WorkerSeconds()
         self.priming_seconds = self.serving_seconds = 0.0
         self.refused = threading.Event()  # set by the status board's thread
         self.sender: EdgeSender | None = None
@@ -131,7 +111,7 @@ class Rank:
 
     def connect(self, dtype: torch.dtype) -> None:
         """Link every module to its successor, in this process or another."""
-        lossless = self.workers[0].schedule.plan.lockstep
+        lossless = self.workers[0].schedule.rules.lockstep
         device = next(self.workers[0].trainer.student.parameters()).device
         for front, behind in pairwise(self.workers):
             assert behind.queue is not None
@@ -179,12 +159,12 @@ class Rank:
                 worker.release()
             self._mail.notify_all()
         self.priming_seconds = time.perf_counter() - started
-        self.seconds = Seconds()
+        self.seconds = WorkerSeconds()
 
     def train(self) -> None:
         """Until every module of this worker is done, and all behind it."""
         started = time.perf_counter()
-        trained: Seconds | None = None
+        trained: WorkerSeconds | None = None
         while self._round():
             if trained is None and all(worker.schedule.trained for worker in self.workers):
                 trained = self._seconds_since(started)
@@ -192,8 +172,8 @@ class Rank:
         self.seconds = trained or self._seconds_since(started)
         self.serving_seconds = time.perf_counter() - started - self.seconds.whole
 
-    def _seconds_since(self, started: float) -> Seconds:
-        return Seconds(
+    def _seconds_since(self, started: float) -> WorkerSeconds:
+        return WorkerSeconds(
             computing=sum(worker.seconds.computing for worker in self.workers),
             receiving=sum(worker.seconds.receiving for worker in self.workers),
             waiting=self.seconds.waiting,
@@ -241,32 +221,34 @@ class Rank:
                     f"worker {self.crew.rank} lost its connection {thread.name}: {thread.error}"
                 ) from thread.error
 
-    def report(self) -> dict[str, Any]:
-        """What this worker's part of the run was like."""
-        return {
-            "modules": [worker.index + 1 for worker in self.workers],
-            "seconds": asdict(self.seconds),
-            "priming_seconds": self.priming_seconds,
-            "serving_seconds": self.serving_seconds,
-            "transfer_seconds": sum(thread.busy_seconds for thread in self._threads()),
-            "turns": {str(worker.index): worker.schedule.turn for worker in self.workers},
-            "queue_mb": sum(worker.queue_mb for worker in self.workers),
-            "dropped": self.sender.outbox.dropped if self.sender else 0,
-            "curves": {str(worker.index): worker.curve for worker in self.workers},
-            "ages": {str(worker.index): sorted(worker.ages.items()) for worker in self.workers},
-            "training_seconds": {str(worker.index): worker.training_seconds for worker in self.workers},
-        }
+    def report(self) -> WorkerReport:
+        return WorkerReport(
+            modules=[worker.index + 1 for worker in self.workers],
+            seconds=self.seconds,
+            priming_seconds=self.priming_seconds,
+            serving_seconds=self.serving_seconds,
+            transfer_seconds=sum(thread.busy_seconds for thread in self._threads()),
+            turns={worker.index: worker.schedule.turn for worker in self.workers},
+            queue_mb=sum(worker.queue_mb for worker in self.workers),
+            dropped=self.sender.outbox.dropped if self.sender else 0,
+            training_seconds={worker.index: worker.training_seconds for worker in self.workers},
+        )
 
 
-def _gather_log(crew: Crew, rank: Rank, settings: TrainSettings, forcing_steps: float) -> TrainLog:
-    """The loss curves and the reports of all workers."""
-    reports = crew.exchange("the end of training", rank.report(), patient=True)
-    curves: dict[int, list[tuple[int, float]]] = {}
+def _gather_log(crew: Crew, rank: Rank, forcing_steps: float) -> TrainLog:
+    """The loss curves, ages and reports of all workers."""
+    own = {
+        "report": rank.report().to_dict(),
+        "curves": [(worker.index, worker.curve) for worker in rank.workers],
+        "ages": [(worker.index, sorted(worker.ages.items())) for worker in rank.workers],
+    }
+    curves: dict[int, Curve] = {}
     ages: dict[int, Counter[int]] = {}
-    for report in reports:
-        curves |= {int(k): [(step, loss) for step, loss in v] for k, v in report.pop("curves").items()}
-        ages |= {int(k): Counter(dict(v)) for k, v in report.pop("ages").items()}
-    log = TrainLog(workers=reports, forcing_steps=forcing_steps)
+    log = TrainLog(forcing_steps=forcing_steps)
+    for theirs in crew.exchange("the end of training", own, patient=True):
+        log.workers.append(WorkerReport.from_dict(theirs["report"]))
+        curves |= {index: [(step, loss) for step, loss in curve] for index, curve in theirs["curves"]}
+        ages |= {index: Counter(dict(counted)) for index, counted in theirs["ages"]}
     for index in sorted(curves):
         name = f"module {index + 1}/{rank.modules}"
         log.curves[name] = curves[index]

@@ -34,7 +34,7 @@ class Action(Enum):
 
 
 @dataclass(frozen=True)
-class Plan:
+class ScheduleRules:
     """What all modules of a run have in common."""
 
     steps: int
@@ -62,17 +62,17 @@ class Outlet(Protocol):
 class ModuleSchedule:
     """The state of one module's walk through the phases; `turn` counts its passes, training first."""
 
-    def __init__(self, plan: Plan, first_step: int = 0) -> None:
-        self.plan = plan
+    def __init__(self, rules: ScheduleRules, first_step: int = 0) -> None:
+        self.rules = rules
         self.turn = first_step
         self._primed = 0
-        self._released = plan.lockstep
+        self._released = rules.lockstep
         self._answered = -1  # the successor's turns at the last served pass
 
     def is_primed(self, queue: StaleQueue[Any] | None, outlet: Outlet | None) -> bool:
         """Whether its own queue is full and it has handed on all that its successor's needs."""
-        received = queue is None or queue.received >= self.plan.staleness
-        return self.plan.lockstep or (received and (outlet is None or self._primed == self.plan.staleness))
+        received = queue is None or queue.received >= self.rules.staleness
+        return self.rules.lockstep or (received and (outlet is None or self._primed == self.rules.staleness))
 
     @property
     def primed(self) -> int:
@@ -81,7 +81,7 @@ class ModuleSchedule:
 
     @property
     def trained(self) -> bool:
-        return self.turn >= self.plan.steps
+        return self.turn >= self.rules.steps
 
     def release(self) -> None:
         """All modules are primed: the parallel phase begins."""
@@ -90,18 +90,18 @@ class ModuleSchedule:
     def next(self, queue: StaleQueue[Any] | None, outlet: Outlet | None) -> Action:
         """What to do now; `queue` is None for the first module, `outlet` for the last."""
         if not self._released:
-            ready = outlet is not None and self._primed < self.plan.staleness and outlet.has_room
+            ready = outlet is not None and self._primed < self.rules.staleness and outlet.has_room
             return Action.PRIME if ready and (queue is None or queue.received > self._primed) else Action.WAIT
         if self.is_done(outlet):
             return Action.DONE
         if queue is not None and not len(queue):
             return Action.WAIT  # in lock-step; a primed queue is never empty
         if not self.trained:
-            blocked = self.plan.lockstep and outlet is not None and not outlet.has_room
+            blocked = self.rules.lockstep and outlet is not None and not outlet.has_room
             return Action.WAIT if blocked else Action.TRAIN
         assert outlet is not None  # the last module is done when it is trained
         behind = outlet.successor_turns > self._answered
-        return Action.SERVE if behind and not self.plan.lockstep else Action.WAIT
+        return Action.SERVE if behind and not self.rules.lockstep else Action.WAIT
 
     def is_done(self, outlet: Outlet | None) -> bool:
         return self._released and self.trained and (outlet is None or outlet.successor_done)
@@ -118,4 +118,4 @@ class ModuleSchedule:
     @property
     def stamp(self) -> int:
         """The turn that stands on an output made now; those of priming lie before the first step's."""
-        return self.turn if self._released else self.turn - self.plan.staleness + self._primed
+        return self.turn if self._released else self.turn - self.rules.staleness + self._primed

@@ -61,7 +61,7 @@ class StatusBoard:
                 return
 
     def _exchange(self) -> list[dict[str, Any]]:
-        steps = self._workers[0].schedule.plan.steps
+        steps = self._workers[0].schedule.rules.steps
         with self._mail:
             own = [{"module": w.index, "steps": steps, **w.status()} for w in self._workers]
         store = self._crew.store

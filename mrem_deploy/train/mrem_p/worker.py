@@ -5,31 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from mrem_deploy.data.encoded import BatchSchedule, Encoded
+from mrem_deploy.train.job import Curve, WorkerSeconds
 from mrem_deploy.train.module import ModuleTrainer, teacher_forcing
 from mrem_deploy.train.mrem_p.edge import Parcel
-from mrem_deploy.train.mrem_p.schedule import Action, ModuleSchedule, Outlet, Plan
+from mrem_deploy.train.mrem_p.schedule import Action, ModuleSchedule, Outlet, ScheduleRules
 from mrem_deploy.train.mrem_p.stale_queue import StaleQueue, draw, mean_age
 
 
 class ParcelOutlet(Outlet, Protocol):
     def put(self, turn: int, parcel: Parcel) -> None: ...
-
-
-@dataclass
-class Seconds:
-    """Where a worker's time went from the end of priming until its modules were trained; what is left of
-    the whole is checkpoints and the like."""
-
-    computing: float = 0.0
-    receiving: float = 0.0  # fetching a batch from the queue (or the data) onto the device
-    waiting: float = 0.0
-    whole: float = 0.0
 
 
 class ModuleWorker:
@@ -39,20 +28,20 @@ class ModuleWorker:
         self,
         index: int,
         trainer: ModuleTrainer,
-        plan: Plan,
+        rules: ScheduleRules,
         calibration: Encoded,
         forcing_steps: float,
         mail: threading.Condition,
         slowdown: float = 1.0,
     ) -> None:
         self.index, self.trainer, self.forcing_steps = index, trainer, forcing_steps
-        self.schedule = ModuleSchedule(plan)
+        self.schedule = ModuleSchedule(rules)
         self.queue: StaleQueue[Parcel] | None = None
         if not trainer.student.first:
-            self.queue = StaleQueue(plan.capacity)
+            self.queue = StaleQueue(rules.capacity)
         self.outlet: ParcelOutlet | None = None
-        self.curve: list[tuple[int, float]] = []
-        self.seconds = Seconds()
+        self.curve: Curve = []
+        self.seconds = WorkerSeconds()
         self.queue_mb = 0.0  # the most that its queue held
         self.training_seconds = 0.0  # from the end of priming to its last training step
         self._released_at = time.perf_counter()
@@ -63,15 +52,15 @@ class ModuleWorker:
         self._batches = BatchSchedule(lengths, size, seed + 1 + index)
         self._priming_batches = BatchSchedule(lengths, size, seed)  # those that initialised the steps
 
-    def start_at(self, step: int, curve: list[tuple[int, float]]) -> None:
+    def start_at(self, step: int, curve: Curve) -> None:
         """Go on from a checkpoint."""
-        self.schedule = ModuleSchedule(self.schedule.plan, step)
+        self.schedule = ModuleSchedule(self.schedule.rules, step)
         self.curve = curve
 
     def release(self) -> None:
         """All modules are primed."""
         self.schedule.release()
-        self.seconds = Seconds()
+        self.seconds = WorkerSeconds()
         self._released_at = time.perf_counter()
 
     def next(self) -> Action:
@@ -129,7 +118,7 @@ class ModuleWorker:
             self.queue_mb = max(self.queue_mb, sum(parcel.megabytes for parcel in self.queue))
             if action is Action.PRIME:
                 parcel = self.queue.peek(self.schedule.primed)
-            elif self.schedule.plan.lockstep:
+            elif self.schedule.rules.lockstep:
                 parcel = self.queue.take()
                 self._mail.notify_all()  # there is room now
             else:
@@ -144,10 +133,10 @@ class ModuleWorker:
     def status(self) -> dict[str, Any]:
         """For the display; to be called under the lock."""
         return {
-            "step": min(self.schedule.turn, self.schedule.plan.steps),
+            "step": min(self.schedule.turn, self.schedule.rules.steps),
             "loss": self.curve[-1][1] if self.curve else None,
             "forcing": self.forcing if self.queue is not None else None,
             "mean_age": mean_age(self.ages),
             "oldest": max(self.ages, default=0),
-            "serving": self.schedule.turn > self.schedule.plan.steps,
+            "serving": self.schedule.turn > self.schedule.rules.steps,
         }

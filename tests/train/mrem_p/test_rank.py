@@ -13,10 +13,10 @@ from tiny_models import (
     assert_same_state,
     differing,
     killed_at_call,
-    settings,
     state_of,
     tiny_encoded,
     tiny_pair,
+    train_job,
 )
 
 from mrem_deploy.models.parts import carve
@@ -25,10 +25,9 @@ from mrem_deploy.train.job import TrainLog
 from mrem_deploy.train.module import ModuleTrainer
 from mrem_deploy.train.mrem_p import shards
 from mrem_deploy.train.mrem_p.crew import Crew, modules_of, owner_of
-from mrem_deploy.train.mrem_p.rank import ParallelSettings, train_mrem_p
+from mrem_deploy.train.mrem_p.rank import train_mrem_p
 from mrem_deploy.train.mrem_p.shards import HeldParts
 from mrem_deploy.train.mrem_s import train_mrem_s
-from mrem_deploy.train.streams import CacheSettings
 
 EVERY_BLOCK = [0, 1, 2, 3]
 STEPS = 6
@@ -45,19 +44,18 @@ def run(
     kind: str = "bert",
     store: CheckpointStore | None = None,
     steps: int = STEPS,
-    **parallel: Any,
+    **changes: Any,
 ) -> Run:
     teacher, student = tiny_pair(kind)
-    chosen = ParallelSettings(**{"staleness": 3} | parallel)
-    given = settings(steps=steps)
-    log = train_mrem_p(Crew(), teacher, student, cuts, tiny_encoded(kind), given, chosen, store, 2)
+    options = {"steps": steps, "staleness": 3, "checkpoint_steps": 2} | changes
+    log = train_mrem_p(train_job(teacher, student, tiny_encoded(kind), cuts, store, **options))
     return Run(state_of(student), log)
 
 
 @pytest.fixture(scope="module")
 def lock_step() -> Run:
     """A run that nothing disturbed."""
-    return run(lockstep=True)
+    return run(deterministic=True)
 
 
 @pytest.fixture
@@ -77,15 +75,15 @@ def forcings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool, float]]:
 @pytest.mark.parametrize("kind", ["bert", "mpnet", "modernbert"])
 @pytest.mark.parametrize("lockstep", [False, True])
 def test_one_module_gives_the_numbers_of_mrem_s(kind: str, lockstep: bool) -> None:
-    came = run([0, 3], kind, lockstep=lockstep)
+    came = run([0, 3], kind, deterministic=lockstep)
     teacher, student = tiny_pair(kind)
-    log = train_mrem_s(teacher, student, [0, 3], tiny_encoded(kind), settings(), CacheSettings(1e9))
+    log = train_mrem_s(train_job(teacher, student, tiny_encoded(kind), [0, 3]))
     assert_same_state(came.state, state_of(student))
     assert came.log.curves == log.curves
 
 
 def test_lock_step_runs_agree_exactly_and_use_every_output_once(lock_step: Run) -> None:
-    again = run(lockstep=True)
+    again = run(deterministic=True)
     assert_same_state(again.state, lock_step.state)
     assert again.log.curves == lock_step.log.curves
     assert again.log.ages == {f"module {n}/3": Counter({0: STEPS}) for n in (2, 3)}
@@ -126,8 +124,8 @@ def test_the_first_module_ignores_teacher_forcing() -> None:
 @pytest.mark.parametrize("call", [1, 8, 9, 17])  # of 18 steps; modules in turn, a set of checkpoints every 6
 def test_lock_step_goes_on_exactly_after_a_kill(lock_step: Run, tmp_path: Path, call: int) -> None:
     with killed_at_call(ModuleTrainer, "step", call):
-        run(lockstep=True, store=CheckpointStore(tmp_path / "work", {}, resume=False))
-    resumed = run(lockstep=True, store=CheckpointStore(tmp_path / "work", {}, resume=True))
+        run(deterministic=True, store=CheckpointStore(tmp_path / "work", {}, resume=False))
+    resumed = run(deterministic=True, store=CheckpointStore(tmp_path / "work", {}, resume=True))
     assert_same_state(resumed.state, lock_step.state)
     assert resumed.log.curves == lock_step.log.curves
 

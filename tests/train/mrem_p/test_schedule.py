@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mrem_deploy.train.mrem_p.schedule import Action, ModuleSchedule, Plan
+from mrem_deploy.train.mrem_p.schedule import Action, ModuleSchedule, ScheduleRules
 from mrem_deploy.train.mrem_p.stale_queue import StaleQueue
 
-PLAN = Plan(steps=4, staleness=2)
-LOCKSTEP = Plan(steps=4, staleness=2, lockstep=True)
+RULES = ScheduleRules(steps=4, staleness=2)
+LOCKSTEP = ScheduleRules(steps=4, staleness=2, lockstep=True)
 
 
 @dataclass
@@ -18,8 +18,8 @@ class FakeOutlet:
     successor_done: bool = False
 
 
-def queue_of(plan: Plan, entries: int) -> StaleQueue[int]:
-    queue: StaleQueue[int] = StaleQueue(plan.capacity)
+def queue_of(rules: ScheduleRules, entries: int) -> StaleQueue[int]:
+    queue: StaleQueue[int] = StaleQueue(rules.capacity)
     for turn in range(entries):
         queue.put(turn, turn)
     return queue
@@ -33,7 +33,7 @@ def do(schedule: ModuleSchedule, queue: StaleQueue[int] | None, outlet: FakeOutl
 
 
 def test_the_first_module_primes_then_waits_for_the_others() -> None:
-    schedule, outlet = ModuleSchedule(PLAN), FakeOutlet()
+    schedule, outlet = ModuleSchedule(RULES), FakeOutlet()
     stamps = []
     for _ in range(2):
         stamps.append(schedule.stamp)
@@ -47,7 +47,7 @@ def test_the_first_module_primes_then_waits_for_the_others() -> None:
 
 
 def test_priming_goes_in_order_and_loses_nothing() -> None:
-    schedule, outlet, queue = ModuleSchedule(PLAN), FakeOutlet(), queue_of(PLAN, 0)
+    schedule, outlet, queue = ModuleSchedule(RULES), FakeOutlet(), queue_of(RULES, 0)
     assert do(schedule, queue, outlet) is Action.WAIT  # nothing has come yet
     queue.put(0, 0)
     assert do(schedule, queue, outlet) is Action.PRIME
@@ -61,7 +61,7 @@ def test_priming_goes_in_order_and_loses_nothing() -> None:
 
 
 def test_the_last_module_is_primed_when_its_queue_is_full() -> None:
-    schedule, queue = ModuleSchedule(PLAN), queue_of(PLAN, 1)
+    schedule, queue = ModuleSchedule(RULES), queue_of(RULES, 1)
     assert not schedule.is_primed(queue, None)
     queue.put(1, 1)
     assert schedule.is_primed(queue, None)
@@ -72,13 +72,13 @@ def test_the_last_module_is_primed_when_its_queue_is_full() -> None:
 
 def test_once_primed_training_never_waits_for_anybody() -> None:
     """Neither for new entries nor for room: a full outbox drops."""
-    schedule, outlet, queue = ModuleSchedule(PLAN), FakeOutlet(has_room=False), queue_of(PLAN, 2)
+    schedule, outlet, queue = ModuleSchedule(RULES), FakeOutlet(has_room=False), queue_of(RULES, 2)
     schedule.release()
     assert [do(schedule, queue, outlet) for _ in range(4)] == [Action.TRAIN] * 4
 
 
 def test_a_finished_module_serves_at_its_successors_pace() -> None:
-    schedule, outlet = ModuleSchedule(PLAN, first_step=4), FakeOutlet(successor_turns=1)
+    schedule, outlet = ModuleSchedule(RULES, first_step=4), FakeOutlet(successor_turns=1)
     schedule.release()
     assert schedule.trained
     assert do(schedule, None, outlet) is Action.SERVE
@@ -91,7 +91,7 @@ def test_a_finished_module_serves_at_its_successors_pace() -> None:
 
 
 def test_a_module_that_is_not_trained_goes_on_when_those_behind_it_are_done() -> None:
-    schedule, outlet = ModuleSchedule(PLAN, first_step=3), FakeOutlet(successor_done=True)
+    schedule, outlet = ModuleSchedule(RULES, first_step=3), FakeOutlet(successor_done=True)
     schedule.release()
     assert do(schedule, None, outlet) is Action.TRAIN
     assert do(schedule, None, outlet) is Action.DONE

@@ -1,0 +1,78 @@
+"""From a full-precision teacher to the fake-quant student that a method trains."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from transformers import PreTrainedModel
+
+from mrem_deploy.base.progress import say
+from mrem_deploy.data.encoded import BatchSchedule, Encoded
+from mrem_deploy.quant.calibrate import initial_scales
+from mrem_deploy.quant.insert import activation_points, insert_quantizers, prepare
+from mrem_deploy.quant.mixed import MixedBits, choose_bits
+from mrem_deploy.quant.spec import QuantSpec
+from mrem_deploy.recipe import Recipe
+from mrem_deploy.train.checkpoint import CheckpointStore
+from mrem_deploy.train.mrem_p.crew import Crew
+from mrem_deploy.train.mrem_p.shards import share_scales
+
+BITS_CHECKPOINT = "bits"
+SENSITIVITY_BATCHES = 4  # batches on which the sensitivity of every layer is measured
+
+
+def make_student(
+    teacher: PreTrainedModel,
+    recipe: Recipe,
+    calibration: Encoded,
+    crew: Crew | None = None,
+    spec: QuantSpec | None = None,
+) -> PreTrainedModel:
+    """The fake-quant model with initial scales; prepares the teacher as well.
+
+    The workers of a crew search a share of the scales each; all get all of them. `spec` is the
+    recipe's, unless bits per layer were chosen.
+    """
+    crew, spec = crew or Crew(), spec or recipe.spec
+    device = next(teacher.parameters()).device
+    found = prepare(teacher)
+    batches = first_batches(recipe, calibration, device, recipe.init_batches)
+    say(f"initialising scales on {recipe.init_batches} batches")
+    share = list(activation_points(found, spec))[crew.rank :: crew.world]
+    own = initial_scales(teacher, found, spec, batches, share)
+    scales = share_scales(crew, own)
+    student = copy.deepcopy(teacher)
+    insert_quantizers(student, spec, scales)
+    return student.requires_grad_(True).to(device)
+
+
+def first_batches(
+    recipe: Recipe, calibration: Encoded, device: torch.device, count: int
+) -> Iterator[dict[str, torch.Tensor]]:
+    """The first `count` batches of the calibration set, on the device."""
+    schedule = BatchSchedule(calibration.lengths, recipe.batch_size, recipe.seed)
+    for i in range(count):
+        yield {name: value.to(device) for name, value in calibration.batch(schedule.at(i)).items()}
+
+
+def chosen_bits(
+    teacher: PreTrainedModel, recipe: Recipe, calibration: Encoded, store: CheckpointStore | None, crew: Crew
+) -> MixedBits:
+    """The bits of every layer under the recipe's budget; the leader of a crew measures for all.
+
+    They are kept as a checkpoint: a second measurement could swap near equals, and then the checkpoints
+    of the weights would not fit.
+    """
+    kept = store.notes(BITS_CHECKPOINT) if store is not None and crew.leads else None
+    chosen = kept["chosen"] if kept else None
+    if crew.leads and chosen is None:
+        say(f"choosing bits per layer for {recipe.budget_mb:g} MiB")
+        device = next(teacher.parameters()).device
+        batches = list(first_batches(recipe, calibration, device, SENSITIVITY_BATCHES))
+        found = choose_bits(teacher, recipe.spec, batches, recipe.budget_mb, recipe.sensitivity, recipe.seed)
+        chosen = found.to_dict()
+        if store is not None:
+            store.save(BITS_CHECKPOINT, {}, {"chosen": chosen})
+    return MixedBits.from_dict(crew.exchange("the bits of every layer", chosen, patient=True)[0])
