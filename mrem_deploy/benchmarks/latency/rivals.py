@@ -14,7 +14,7 @@ in full precision would be an easy one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +70,14 @@ def quantize_dynamically(fp32: Path, path: Path, per_channel: bool) -> Path:
     return path
 
 
-def quantize_statically(fp32: Path, path: Path, tokens: Encoded, unsigned: bool = False) -> Path:
+def quantize_statically(
+    fp32: Path,
+    path: Path,
+    tokens: Encoded,
+    unsigned: bool = False,
+    operators: Sequence[str] | None = None,
+) -> Path:
+    """`operators` are the kinds of operators to quantize; None: every kind, its default."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -87,7 +94,13 @@ def quantize_statically(fp32: Path, path: Path, tokens: Encoded, unsigned: bool 
         # inference"); the optimization and onnx's own shape inference are done.
         quant_pre_process(fp32, prepared, skip_symbolic_shape=True)
         kind = QuantType.QUInt8 if unsigned else QuantType.QInt8  # the second is its default
-        quantize_static(prepared, path, Sentences(), activation_type=kind)
+        quantize_static(
+            prepared,
+            path,
+            Sentences(),
+            activation_type=kind,
+            op_types_to_quantize=operators and list(operators),
+        )
     prepared.unlink()
     _check_nodes(path, "quantize_static", "QuantizeLinear")
     return path
