@@ -147,7 +147,7 @@ def test_the_methods_are_the_choices_of_the_recipe() -> None:
 # -- what --help loads -------------------------------------------------------------------------------------
 
 VERBS = ("", "quantize", "export", "validate", "finetune", "benchmark", "reproduce", "doctor")
-BENCHMARKS = ("footprint", "kernels", "latency", "memory", "parallel", "schedule", "step")
+BENCHMARKS = ("compare", "footprint", "kernels", "latency", "memory", "parallel", "schedule", "step")
 SHOW_HELP = f"""
 import sys
 from mrem_deploy.__main__ import main
