@@ -1,14 +1,14 @@
-# The daily verbs. Each does all of its own set-up; from a fresh clone `make demo` or `make test` is enough.
+# Daily commands. Each sets up what it needs: in a new clone `make demo` or `make test` is enough.
 # Needs: Python >= 3.10 with venv, and for full speed a C++ compiler. Everything is installed into .venv.
 #
-#   make setup                      only the set-up (at once when nothing changed)
+#   make setup                      only the set-up (does nothing if nothing changed)
 #   make setup PYTHON=python3.12    choose the interpreter
-#   make setup TORCH_ARGS="--index-url URL"   where PyTorch comes from, e.g. PyTorch's own CPU index
+#   make setup TORCH_ARGS="--index-url URL"   where to get PyTorch, e.g. from its CPU index
 #   make setup TORCH_INSTALL="torch==2.13.0"  which PyTorch, e.g. the default build for use with a GPU
 #   make test PYTEST_ARGS="-k packing"
-#   make test TEST_PROCESSES=0      in one process, to read what a test prints
-#   make optimum RESULT=mrem-demo   a result folder of your own instead of a tiny one made for it; so for oldest
-#   make oldest OLD_PYTHON=/path/to/python3.10   where the oldest onnxruntime has no wheel for this Python
+#   make test TEST_PROCESSES=0      in one process, to see what a test prints
+#   make optimum RESULT=mrem-demo   your own result folder instead of a tiny one; also for `make oldest`
+#   make oldest OLD_PYTHON=/path/to/python3.10   if the oldest onnxruntime has no wheel for this Python
 
 VENV ?= .venv
 PYTHON ?=
@@ -20,7 +20,7 @@ TEST_PROCESSES ?= 2
 DEMO_ARGS ?=
 RESULT ?=
 
-# On some virtual machines the CPU announces AMX, which is then not allowed, and oneDNN dies with SIGILL.
+# Some virtual machines announce AMX but do not allow it; oneDNN then dies with SIGILL.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
 PY := $(VENV)/bin/python
@@ -37,14 +37,14 @@ help:
 	@echo "make setup      install everything into $(VENV)"
 	@echo "make demo       quantize a small sentiment model and write a report"
 	@echo "make test       run the tests"
-	@echo "make lint       ruff and clang-format, only looking"
-	@echo "make format     ruff and clang-format, changing files"
-	@echo "make typecheck  mypy"
+	@echo "make lint       check the style with ruff and clang-format"
+	@echo "make format     format all files with ruff and clang-format"
+	@echo "make typecheck  check the types with mypy"
 	@echo "make sanitize   C++ tests under the address and undefined-behaviour sanitizers"
 	@echo "make bench      micro-benchmarks of the kernels"
 	@echo "make docs       write docs/recipe.md from the options of the recipe"
-	@echo "make optimum    exported models in optimum-onnx, in an environment of its own"
-	@echo "make oldest     exported models in the oldest onnxruntime that each profile names"
+	@echo "make optimum    run exported models in optimum-onnx, in a separate environment"
+	@echo "make oldest     run exported models in the oldest onnxruntime of each profile"
 	@echo "make clean      remove what was built; make distclean also removes $(VENV)"
 
 setup: $(READY)
@@ -73,13 +73,13 @@ $(VENV)/.created:
 	@$(PIP) install --quiet "pip>=22"
 	@touch $@
 
-# First the CPU build by its own name, as PyTorch's CPU index calls it. Where the configured index has no such
-# name (PyPI), the ordinary build: on Linux that one also brings CUDA and is several GB, hence the hint.
+# First the CPU build, by its name in PyTorch's CPU index. Where the configured index has no such name (PyPI),
+# the ordinary build: on Linux it includes CUDA and takes several GB, hence the hint.
 $(VENV)/.torch: $(VENV)/.created
 ifneq ($(strip $(TORCH_INSTALL)),)
 	$(PIP) install $(TORCH_ARGS) $(TORCH_INSTALL)
 else
-	@echo "installing PyTorch $(TORCH_VERSION), its CPU build where there is one"
+	@echo "installing PyTorch $(TORCH_VERSION), the CPU build if there is one"
 	@$(PIP) install $(TORCH_ARGS) "torch==$(TORCH_VERSION)+cpu" 2>$(VENV)/torch.log || { \
 	    grep -q "No matching distribution" $(VENV)/torch.log || { cat $(VENV)/torch.log; exit 1; }; \
 	    echo "there is no separate CPU build in the configured package index; installing the ordinary build."; \
@@ -92,7 +92,7 @@ endif
 # PyTorch is named again at its installed version, so that no dependency can replace it.
 $(READY): $(VENV)/.torch pyproject.toml setup.py CMakeLists.txt $(CPP_BUILT)
 	@installed=$$($(PY) -c 'from importlib.metadata import version; print(version("torch"))') && \
-	echo "installing mrem_deploy and its dependencies beside PyTorch $$installed" && \
+	echo "installing mrem_deploy and its dependencies; PyTorch stays at $$installed" && \
 	$(PIP) install --editable ".[cpu,dev]" "torch==$$installed"
 	@$(PY) -m mrem_deploy.kernels
 	@touch $@
@@ -102,7 +102,7 @@ $(READY): $(VENV)/.torch pyproject.toml setup.py CMakeLists.txt $(CPP_BUILT)
 demo: $(READY)
 	$(PY) -m mrem_deploy.quantize $(DEMO_ARGS)
 
-# Two at a time; a file's tests stay together, for they share what is dear to make.
+# Two at a time; the tests of a file stay together, because they share what is slow to make.
 test: $(READY)
 	$(PY) -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 

