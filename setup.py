@@ -137,6 +137,7 @@ setup(
         "mrem_deploy.evaluate",
         "mrem_deploy.deploy",
         "mrem_deploy.report",
+        "mrem_deploy.walk",
         "mrem_deploy.result",
         "mrem_deploy.benchmarks",
         "mrem_deploy.benchmarks.latency",

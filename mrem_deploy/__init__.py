@@ -1,22 +1,46 @@
-"""Post-training quantization of BERT-like language models by module-wise reconstruction error minimization.
+"""Post-training quantization of BERT-type encoders, to 2, 4 or 8 bits, and their export to ONNX.
 
-`mrem_deploy.load(folder)` gives a quantized model back. Importing this package loads neither torch nor a GPU.
+    import mrem_deploy as mrem
+
+    result = mrem.run(mrem.Recipe(model="my-bert", task="sst2", data="glue/SST-2", out="result"))
+    frozen = mrem.quantize_model(model, tokenizer, sentences, mrem.Recipe(bits="2-2-8", steps=500))
+
+See docs/api.md. Importing this package loads neither torch nor a GPU: names load what they need when used.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mrem_deploy.api import quantize_model as quantize_model
+    from mrem_deploy.base.errors import UserError as UserError
+    from mrem_deploy.export import export_onnx as export_onnx
+    from mrem_deploy.pipeline import run as run
     from mrem_deploy.quant.artifact import load as load
+    from mrem_deploy.recipe import Recipe as Recipe
+    from mrem_deploy.result import open_result as open_result
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load"]
+
+_HOMES = {
+    "Recipe": "mrem_deploy.recipe",
+    "run": "mrem_deploy.pipeline",
+    "quantize_model": "mrem_deploy.api",
+    "open_result": "mrem_deploy.result",
+    "load": "mrem_deploy.quant.artifact",
+    "export_onnx": "mrem_deploy.export",
+    "UserError": "mrem_deploy.base.errors",
+}
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "load":
-        from mrem_deploy.quant.artifact import load
-
-        return load
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

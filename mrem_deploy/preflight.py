@@ -9,6 +9,7 @@ import fnmatch
 import re
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,7 +26,37 @@ from mrem_deploy.kernels.backends import use_backend
 from mrem_deploy.models.architectures import anatomy
 from mrem_deploy.models.loading import check_max_length
 from mrem_deploy.models.partition import module_cuts
+from mrem_deploy.quant.artifact import MANIFEST
 from mrem_deploy.recipe import Recipe, module_count, parse_modules
+
+
+def absolute_paths(recipe: Recipe) -> Recipe:
+    """The recipe with its local paths made absolute, so that it works from any folder."""
+    paths = {
+        name: Path(value).expanduser()
+        for name in ("model", "data", "eval_data", "out", "cache_dir")
+        if (value := getattr(recipe, name))
+    }
+    changes = {
+        name: str(path.absolute())
+        for name, path in paths.items()
+        if name in ("out", "cache_dir") or path.exists()  # what does not exist may be a hub id
+    }
+    return replace(recipe, **changes)
+
+
+def check_places(recipe: Recipe) -> Path:
+    """The result folder of a run, if the recipe says what to read and where to write."""
+    missing = [f"--{name}" for name in ("model", "task", "data", "out") if getattr(recipe, name) is None]
+    if missing:
+        raise UserError(
+            f"{', '.join(missing)} must be given",
+            "give --model, --task, --data and --out; without the first three the built-in example runs",
+        )
+    if recipe.cache_dir and Path(recipe.cache_dir).is_file():
+        raise UserError(f"--cache-dir {recipe.cache_dir} is a file", "give a folder")
+    read = {"model": recipe.model, "data": recipe.data, "eval_data": recipe.eval_data}
+    return check_out(str(recipe.out), read, marker=MANIFEST)
 
 
 def check_out(out: str, sources: Mapping[str, str | None], marker: str, overwrite: bool = False) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +48,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume", action="store_true", help="continue an interrupted run of the same recipe"
     )
+    parser.add_argument(
+        "--plan", action="store_true", help="only show what would be done, and its time, memory and disk"
+    )
     add_options(parser, Recipe, GROUPS)
     return parser
 
@@ -56,8 +58,9 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     arguments = vars(build_parser().parse_args(argv))
     config, resume = arguments.pop("config"), arguments.pop("resume")
+    only_plan = arguments.pop("plan")
 
-    from mrem_deploy.pipeline import quantize
+    from mrem_deploy import pipeline
     from mrem_deploy.recipe import from_yaml, make_recipe
 
     values: dict[str, Any] = from_yaml(Path(config)) if config else {}
@@ -67,21 +70,13 @@ def main(argv: list[str] | None = None) -> int:
 
         values = {**starter_options(), **values}
     recipe = make_recipe(values)
-    folder = quantize(replace(recipe, **_absolute(recipe.as_dict())), resume)
+    if only_plan:
+        print("\n".join(pipeline.plan(recipe).lines()))
+        return 0
+    result = pipeline.run(recipe, resume)
     if os.environ.get("RANK", "0") == "0":  # of several workers the first speaks
-        print(summary(folder))
+        print(summary(result.folder))
     return 0
-
-
-def _absolute(values: dict[str, Any]) -> dict[str, Any]:
-    """Local paths as absolute ones, so that the recipe works from any folder."""
-    given = ("model", "data", "eval_data", "out", "cache_dir")
-    paths = {name: Path(values[name]).expanduser() for name in given if values[name]}
-    return {
-        name: str(path.absolute())
-        for name, path in paths.items()
-        if name in ("out", "cache_dir") or path.exists()  # what does not exist may be a hub id
-    }
 
 
 def summary(folder: Path) -> str:

@@ -31,7 +31,7 @@ LEVELS = (
     ("deploy",),
     ("report", "result"),
     ("preflight",),
-    ("plan",),
+    ("walk",),
     ("pipeline",),
     ("api",),
     ("quantize", "validate", "finetune", "doctor", "demo", "export.__main__"),

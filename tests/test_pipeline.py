@@ -26,8 +26,11 @@ from mrem_deploy.data.task_data import TaskData, open_task
 from mrem_deploy.evaluate import evaluation, predict
 from mrem_deploy.models import loading
 from mrem_deploy.quant import artifact
+from mrem_deploy.quant.frozen import FrozenModel
 from mrem_deploy.train import METHODS
 from mrem_deploy.train.job import TrainJob, TrainLog
+from mrem_deploy.walk import loading as walk_loading
+from mrem_deploy.walk import publishing, training
 
 TRIED = ("mrem-s", "rem", "ptq")
 FILES = {
@@ -48,14 +51,14 @@ def results(workshop: Path) -> dict[str, tuple[Path, nn.Module]]:
     made = {}
     for method in TRIED:
         scored: list[nn.Module] = []
-        whole = pipeline.evaluate
+        build = pipeline.build
 
-        def watched(*args: Any, whole: Any = whole, scored: Any = scored) -> Any:
-            scored.append(args[4])
-            return whole(*args)
+        def watched(frozen: FrozenModel, build: Any = build, scored: Any = scored) -> Any:
+            scored.append(build(frozen))
+            return scored[-1]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pipeline, "evaluate", watched)
+            patch.setattr(pipeline, "build", watched)
             assert job(workshop, method, method=method).run() == 0
         made[method] = (workshop / method, scored[0])
     return made
@@ -64,7 +67,7 @@ def results(workshop: Path) -> dict[str, tuple[Path, nn.Module]]:
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than training here; most tests look at the tensors only."""
-    monkeypatch.setattr(pipeline, "write_report", lambda *args: None)
+    monkeypatch.setattr(publishing, "write_report", lambda *args: None)
 
 
 def metrics_of(folder: Path) -> dict[str, Any]:
@@ -300,13 +303,13 @@ def test_calibration_needs_no_labels_and_takes_none_of_the_evaluation_texts(
     workshop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    encode = pipeline.encode
+    encode = walk_loading.encode
 
     def watched(tokenizer: Any, texts: Any, length: int) -> Any:
         seen.extend(texts.first)
         return encode(tokenizer, texts, length)
 
-    monkeypatch.setattr(pipeline, "encode", watched)
+    monkeypatch.setattr(walk_loading, "encode", watched)
     monkeypatch.setattr(evaluation, "encode", watched)
     untrained = replace(METHODS["mrem-s"], train=lambda job: seen.clear() or TrainLog())
     monkeypatch.setitem(METHODS, "mrem-s", untrained)
@@ -314,8 +317,8 @@ def test_calibration_needs_no_labels_and_takes_none_of_the_evaluation_texts(
     write_jsonl(workshop / "bare" / "train.jsonl", train)
     write_jsonl(workshop / "bare" / "dev.jsonl", sentences(10, seed=2))
     calibrated: list[str] = []
-    student = pipeline.make_student
-    monkeypatch.setattr(pipeline, "make_student", lambda *a: calibrated.extend(seen) or student(*a))
+    student = training.make_student
+    monkeypatch.setattr(training, "make_student", lambda *a: calibrated.extend(seen) or student(*a))
     assert job(workshop, "bare-out", data=workshop / "bare", calib_size=16).run() == 0
     assert len(calibrated) == 16
     assert set(calibrated) <= {row["text"] for row in train}

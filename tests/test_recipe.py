@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from mrem_deploy import demo, pipeline, quantize
+from mrem_deploy import demo, pipeline, preflight, quantize
 from mrem_deploy import recipe as config
 from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.recipe import Recipe, from_yaml, make_recipe, parse_bits, parse_megabytes, parse_modules
 from mrem_deploy.recipe_page import page
+from mrem_deploy.result import Result
 
 # option -> as written in YAML, as given on the command line, what both must come to; never the default
 OPTIONS: dict[str, tuple[str, list[str], Any]] = {
@@ -84,7 +85,11 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Any:
         assert cli.run(quantize.main, argv) == 0
         return recipes.pop()
 
-    monkeypatch.setattr(pipeline, "quantize", lambda recipe, resume: recipes.append(recipe))
+    def keep(recipe: Recipe, resume: bool) -> Result:
+        recipes.append(preflight.absolute_paths(recipe))  # as `pipeline.run` does first
+        return Result("nowhere")
+
+    monkeypatch.setattr(pipeline, "run", keep)
     monkeypatch.setattr(quantize, "summary", lambda folder: "")
     return run
 

@@ -29,6 +29,7 @@ from mrem_deploy.base import cli
 from mrem_deploy.quant import artifact
 from mrem_deploy.train import checkpoint, module
 from mrem_deploy.train.module import ModuleTrainer
+from mrem_deploy.walk import publishing
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL_DISK = "Error while serializing: I/O error: No space left on device (os error 28)"  # safetensors' words
@@ -391,7 +392,7 @@ def test_a_mistake(case: Case, place: Place, capfd: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize("owner", [checkpoint, artifact], ids=["checkpoint", "tensors"])
 def test_after_a_full_disk_the_run_goes_on(place: Place, owner: Any) -> None:
     """Once there is space again, --resume ends with the result of a run that was never stopped."""
-    place.patch.setattr(pipeline, "write_report", lambda *args: None)
+    place.patch.setattr(publishing, "write_report", lambda *args: None)
     place.job.set(out=place.root / "whole")
     assert place.job.run() == 0
     place.job.set(out=place.out)

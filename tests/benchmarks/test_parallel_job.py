@@ -23,9 +23,9 @@ from safetensors.torch import load_file
 from tiny_job import job_in as job
 from tiny_job import save_model, workshop_in
 
-from mrem_deploy import pipeline
 from mrem_deploy.base import cli
 from mrem_deploy.quant import artifact
+from mrem_deploy.walk import publishing
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "helpers" / "faulty_job.py"
@@ -130,7 +130,7 @@ def test_every_worker_is_killed_once_and_the_result_is_the_same(
 
     The first kill is followed by a restart, the second, for want of more restarts, by `--resume`.
     """
-    monkeypatch.setattr(pipeline, "write_report", lambda *args: None)
+    monkeypatch.setattr(publishing, "write_report", lambda *args: None)
     threads = torch.get_num_threads()
     try:
         assert job(workshop, "alone", **OPTIONS | {"workers": 1}).run("--deterministic") == 0

@@ -18,7 +18,6 @@ from tiny_models import ARCHITECTURES, assert_same_state, state_of, tiny_batch, 
 from torch import nn
 
 import mrem_deploy
-from mrem_deploy import pipeline
 from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.models import loading
@@ -40,6 +39,7 @@ from mrem_deploy.quant.sensitivity import (
 from mrem_deploy.quant.spec import QuantSpec
 from mrem_deploy.train import student
 from mrem_deploy.train.module import ModuleTrainer
+from mrem_deploy.walk import publishing
 
 SPEC = QuantSpec(32, 32, 8)
 
@@ -197,7 +197,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than all the rest here."""
-    monkeypatch.setattr(pipeline, "write_report", lambda *args: None)
+    monkeypatch.setattr(publishing, "write_report", lambda *args: None)
 
 
 def test_the_report_tells_the_bits(workshop: Path) -> None:

@@ -21,6 +21,7 @@ from mrem_deploy.recipe import Recipe
 from mrem_deploy.train import checkpoint
 from mrem_deploy.train.checkpoint import CheckpointStore, flatten_optimizers, restore_optimizers
 from mrem_deploy.train.module import ModuleTrainer
+from mrem_deploy.walk import publishing
 
 IDENTITY = {"bits": "4-4-8", "lr": 1e-4, "keep_fp": [], "data": None, "calibration data": "abc"}
 
@@ -193,7 +194,8 @@ def test_optimizers_go_on_where_they_were(tmp_path: Path) -> None:
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(pipeline, "write_report", lambda *_: None)  # its plots take longer than all the rest
+    # The report's plots take longer than all the rest.
+    monkeypatch.setattr(publishing, "write_report", lambda *_: None)
     rows = [{"text": " ".join(WORDS[i % 7 : i % 7 + 2 + i % 9]), "label": i % 2} for i in range(24)]
     for split in ("train", "dev"):
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -218,29 +220,29 @@ def test_a_killed_run_resumes_to_the_same_result_and_refuses_changes(
 ) -> None:
     """The whole walk: uninterrupted; killed in the second module; refused; resumed."""
     whole = replace(recipe, out=str(tmp_path / "whole"))
-    pipeline.quantize(whole)
+    pipeline.run(whole)
     with killed_at_call(ModuleTrainer, "step", 4 + 4):  # the last step of module 2, after a checkpoint
-        pipeline.quantize(recipe)
+        pipeline.run(recipe)
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match=r"lr: was 0\.001, is 0\.002"):
-        pipeline.quantize(replace(recipe, lr=2e-3), resume=True)
+        pipeline.run(replace(recipe, lr=2e-3), resume=True)
     text = (tmp_path / "train.jsonl").read_text()
     (tmp_path / "train.jsonl").write_text(text.replace("film", "actor", 1))
     with pytest.raises(UserError, match="calibration data: was"):
-        pipeline.quantize(recipe, resume=True)
+        pipeline.run(recipe, resume=True)
     (tmp_path / "train.jsonl").write_text(text)
     weights = tmp_path / "model" / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-4] + b"\x00\x00\x80\x3f")  # one weight becomes 1.0
     with pytest.raises(UserError, match="model weights: was"):
-        pipeline.quantize(recipe, resume=True)
+        pipeline.run(recipe, resume=True)
     weights.write_bytes(content)
     taken: list[int] = []
     step = ModuleTrainer.step
     monkeypatch.setattr(
         ModuleTrainer, "step", lambda self, n, *inputs: taken.append(n) or step(self, n, *inputs)
     )
-    pipeline.quantize(recipe, resume=True)
+    pipeline.run(recipe, resume=True)
     assert taken == [2, 3]  # what the checkpoint lacked of the second module
     for name in (artifact.TENSORS, "config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -26,7 +26,6 @@ from tiny_models import (
 from torch import nn
 from torch.nn import functional as F
 
-from mrem_deploy import pipeline
 from mrem_deploy.base import cli
 from mrem_deploy.models.architectures import anatomy
 from mrem_deploy.models.parts import PartOutput, carve
@@ -36,6 +35,7 @@ from mrem_deploy.train.checkpoint import CheckpointStore
 from mrem_deploy.train.distillation import Amount, Seen, imitation_loss, prediction_loss, watch
 from mrem_deploy.train.job import TrainJob, TrainLog
 from mrem_deploy.train.qat import STAGES, evaluation_steps, train_qat
+from mrem_deploy.walk import publishing
 
 WHOLE = Amount(1.0, 1.0, 1.0)
 SENTENCES = 24
@@ -316,7 +316,7 @@ def test_a_reduced_training_set_is_called_one(workshop: Path) -> None:
 
 
 def test_resuming_by_the_command_line(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "write_report", lambda *args: None)
+    monkeypatch.setattr(publishing, "write_report", lambda *args: None)
     assert job(workshop, "whole", **QAT).run() == 0
     calls = iter(range(1, 1000))
     step = qat._Run._step

@@ -21,6 +21,7 @@ from mrem_deploy.base import cli
 from mrem_deploy.quant import artifact
 from mrem_deploy.train import checkpoint, rem, streams
 from mrem_deploy.train.module import ModuleTrainer
+from mrem_deploy.walk import publishing
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 10  # per module, with checkpoints after 4 and 8
@@ -36,14 +37,14 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than training here; these tests look at the tensors."""
-    monkeypatch.setattr(pipeline, "write_report", lambda *args: None)
+    monkeypatch.setattr(publishing, "write_report", lambda *args: None)
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(workshop: Path) -> dict[str, bytes]:
     """The tensors of runs that nothing stopped."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "write_report", lambda *args: None)
+        patch.setattr(publishing, "write_report", lambda *args: None)
         for method in ("mrem-s", "rem"):
             steps = LONG if method == "mrem-s" else {"steps": 3}
             assert job(workshop, f"whole-{method}", method=method, **steps).run() == 0

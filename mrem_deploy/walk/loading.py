@@ -1,0 +1,81 @@
+"""The first stage: the task, the full-precision model and the calibration sentences, read and checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from mrem_deploy.base.progress import say
+from mrem_deploy.data.encoded import Encoded
+from mrem_deploy.data.task_data import Columns, TaskData, open_task
+from mrem_deploy.data.texts import encode, sample
+from mrem_deploy.evaluate.evaluation import Evaluation, weights_digest
+from mrem_deploy.models.loading import load_model
+from mrem_deploy.preflight import check_labels, check_model
+from mrem_deploy.recipe import Recipe
+from mrem_deploy.train import METHODS
+from mrem_deploy.walk.state import Run
+
+
+@dataclass
+class Loaded:
+    """What a run reads. The evaluation split is read when its `evaluation` is first used: after training,
+    except by qat, which chooses by it."""
+
+    recipe: Recipe
+    task_data: TaskData
+    teacher: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    calibration: Encoded
+    training: Encoded | None  # the training split, for methods that need it
+
+    @property
+    def head(self) -> str:
+        return self.task_data.task.head
+
+    @cached_property
+    def weights(self) -> str:
+        """Names the full-precision weights."""
+        return weights_digest(self.teacher)
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        return Evaluation(self.recipe, self.task_data, self.tokenizer, self.teacher.config)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the result: a resumed run must agree in all of it."""
+        identity = {
+            **self.recipe.identity(),
+            "calibration data": self.calibration.digest(),
+            "model weights": self.weights,
+        }
+        return identity | ({"training data": self.training.digest()} if self.training is not None else {})
+
+
+def load(run: Run) -> Loaded:
+    """Read the task's training split and the model; refuse what cannot work before anything is trained."""
+    recipe = run.recipe
+    say(f"loading {recipe.model}")
+    task_data = open_task(
+        str(recipe.task),
+        str(recipe.data),
+        Columns(recipe.text_column, recipe.text_pair_column, recipe.label_column),
+        recipe.eval_data,
+    )
+    teacher, tokenizer = load_model(str(recipe.model), task_data.task.head)
+    check_model(recipe, teacher)
+    texts = sample(task_data.train(), recipe.calib_size, recipe.seed)
+    # Long contexts are several examples each; as many are drawn as there were to be.
+    calibration = sample(encode(tokenizer, texts, recipe.max_length), recipe.calib_size, recipe.seed)
+    check_labels(task_data, texts, teacher)
+    teacher.to(run.device).requires_grad_(False)
+    training = None
+    if METHODS[recipe.method].needs_training_set:
+        every = task_data.train()
+        chosen = sample(every, recipe.train_size or len(every), recipe.seed)
+        training = encode(tokenizer, chosen, recipe.max_length)
+    return Loaded(recipe, task_data, teacher, tokenizer, calibration, training)

@@ -1,0 +1,412 @@
+"""What a run will do, how long it will take here, and what would make it shorter, before the work starts.
+
+`measure` times a few training steps of one block on a copy of the model, with real batches. `make_plan`
+multiplies: it is plain arithmetic over a `Timing`, a `ModelShape` and a recipe. Nothing here changes the run.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import psutil
+import torch
+from transformers import PreTrainedModel
+
+from mrem_deploy.base.format import count, duration
+from mrem_deploy.base.machine import PeakMemory
+from mrem_deploy.base.progress import say
+from mrem_deploy.data.encoded import BatchSchedule, Encoded
+from mrem_deploy.models.architectures import anatomy
+from mrem_deploy.models.partition import module_cuts
+from mrem_deploy.models.parts import carve
+from mrem_deploy.numerics import UNQUANTIZED_BITS, activation_grid, asymmetric_grid
+from mrem_deploy.quant.calibrate import VALUES_PER_BATCH, search_activation_scale
+from mrem_deploy.quant.insert import activation_points, insert_quantizers, prepare
+from mrem_deploy.quant.quantizers import LearnedScale
+from mrem_deploy.quant.spec import QuantSpec
+from mrem_deploy.recipe import Recipe, module_count, parse_epochs, parse_modules
+from mrem_deploy.train.job import TrainSettings
+from mrem_deploy.train.loss import reconstruction_terms
+from mrem_deploy.train.mrem_p.launch import devices, threads_each
+from mrem_deploy.train.optimizer import LocalOptimizer
+from mrem_deploy.train.streams import CacheSettings
+from mrem_deploy.walk.loading import Loaded
+from mrem_deploy.walk.state import Run
+
+MIB = 2**20
+TIMED_STEPS = 3  # after one to warm up
+LONG_STEP = 10.0  # seconds; a step that takes longer is timed once
+REM_COST = 2.5  # a step of REM for all matmuls of a block, in steps of MREM: each runs the block again
+QAT_COST = 1.2  # attention scores are compared as well
+ONNX_COST = 0.5  # a forward pass in onnxruntime, in full-precision passes in torch
+SHORT_STEPS, SHORT_RATE, SMALL_BATCH, FEW_EXAMPLES = 500, 1e-3, 16, 1000  # of suggested shorter runs
+WORTH_SAYING = 0.9  # a suggestion must save a tenth of the time
+
+
+def announce(run: Run, loaded: Loaded) -> None:
+    """Print the plan of a new run."""
+    if run.crew.leads and not run.store.resumed:
+        for line in plan_of(run, loaded).lines():
+            say(line)
+
+
+def plan_of(run: Run, loaded: Loaded) -> Plan:
+    """Time a few steps and multiply."""
+    recipe = run.recipe
+    workers = run.crew.world if run.crew.world > 1 else planned_workers(recipe, run.device)
+    if workers > run.crew.world:  # planned, not started: each will have a share of the threads
+        torch.set_num_threads(threads_each(recipe.threads, workers))
+    data = loaded.calibration if loaded.training is None else loaded.training
+    return make_plan(
+        recipe,
+        shape_of(loaded.teacher, recipe),
+        measure(loaded.teacher, recipe, data),
+        sentences=len(data),
+        threads=torch.get_num_threads(),
+        workers=workers,
+        cache_budget_mib=CacheSettings.of(recipe).max_memory_mb,
+        profiles=len(run.profiles),
+        evaluation_examples=recipe.eval_size or None,
+    )
+
+
+def planned_workers(recipe: Recipe, device: torch.device) -> int:
+    """Processes that will train: for mrem-p one per module, as far as there are devices."""
+    if recipe.method != "mrem-p":
+        return 1
+    return min(module_count(recipe.modules), recipe.workers or devices(device))
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a model that decide time and memory."""
+
+    blocks: int
+    width: int
+    block_parameters: int  # of the largest block
+    parameters: int  # of the whole model
+    embedding_parameters: int  # of the word embedding
+    cuts: tuple[int, ...]  # first block of every module, then the number of blocks
+
+    @property
+    def largest_module(self) -> int:
+        """Blocks of the largest module."""
+        return max(stop - start for start, stop in zip(self.cuts, self.cuts[1:], strict=False))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds for one batch through one block, measured on this machine; and what a step takes in memory."""
+
+    train: float  # a training step: teacher forward, student forward and backward, update
+    teacher: float  # a full-precision forward pass
+    student: float  # a quantized forward pass
+    search: float  # finding the scales of one block's activations
+    step_mib: float  # peak of a training step
+    held_mib: float  # what the process holds before training
+    mean_length: float  # tokens of a calibration sentence
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    what: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The stages of a run with their estimated seconds, and its estimated peaks of memory and disk."""
+
+    title: str
+    stages: tuple[Stage, ...]
+    evaluation_per_thousand: float  # seconds
+    memory_mib: float
+    disk_mib: float
+    threads: int
+    workers: int
+    shorter: tuple[tuple[str, float], ...] = ()  # options and the seconds that the run would then take
+
+    @property
+    def seconds(self) -> float:
+        return sum(stage.seconds for stage in self.stages)
+
+    def lines(self) -> list[str]:
+        """For the terminal."""
+        stages = [f"  {s.name:<11}{s.what:<44}{duration(s.seconds):>9}" for s in self.stages]
+        each = "threads" if self.threads > 1 else "thread"
+        where = f"{self.workers} workers of {self.threads} {each}" if self.workers > 1 else ""
+        total = (
+            f"  about {duration(self.seconds)} on this machine ({where or f'{self.threads} {each}'}); "
+            f"memory up to {_size(self.memory_mib)}, disk up to {_size(self.disk_mib)}"
+        )
+        if not any(stage.name == "evaluate" for stage in self.stages):
+            total += f"; then about {duration(self.evaluation_per_thousand)} per 1,000 evaluation examples"
+        shorter = "; ".join(f"{options} (about {duration(seconds)})" for options, seconds in self.shorter)
+        return [f"plan: {self.title}", *stages, total, *([f"  shorter: {shorter}"] if shorter else [])]
+
+
+def shape_of(model: PreTrainedModel, recipe: Recipe) -> ModelShape:
+    found = anatomy(model)
+    blocks = [sum(p.numel() for p in model.get_submodule(name).parameters()) for name in found.blocks]
+    modules = parse_modules(recipe.modules) if recipe.method in ("mrem-s", "mrem-p") else 1
+    return ModelShape(
+        blocks=len(blocks),
+        width=model.config.hidden_size,
+        block_parameters=max(blocks),
+        parameters=sum(p.numel() for p in model.parameters()),
+        embedding_parameters=model.get_submodule(found.word_embedding).weight.numel(),
+        cuts=tuple(module_cuts(model, modules)),
+    )
+
+
+# -- measuring ---------------------------------------------------------------------------------------------
+
+
+def measure(model: PreTrainedModel, recipe: Recipe, calibration: Encoded) -> Timing:
+    """Train one block of a copy for a few steps; `model` and the run's random numbers stay as they are."""
+    device = next(model.parameters()).device
+    held = _held_mib(device)
+    teacher = copy.deepcopy(model)
+    prepare(teacher)
+    student, middle = _one_block_quantized(teacher, recipe.spec)
+    cuts = sorted({0, middle, middle + 1, len(anatomy(model).blocks)})
+    full, quantized = (carve(m, cuts)[cuts.index(middle)] for m in (teacher, student))
+    settings = TrainSettings(TIMED_STEPS + 2, recipe.lr, recipe.step_lr, recipe.batch_size, recipe.seed)
+    optimizer = LocalOptimizer([quantized.view], quantized.shared_parameters, settings)
+    schedule = BatchSchedule(calibration.lengths, recipe.batch_size, recipe.seed)
+    before, steps, forwards = _held_mib(device), [], []
+    with PeakMemory(device) as memory:
+        for i in range(TIMED_STEPS + 1):
+            batch = {name: value.to(device) for name, value in calibration.batch(schedule.at(i)).items()}
+            hidden = _made_up(batch["input_ids"], model.config.hidden_size)
+            with _Clock(device) as step:
+                with torch.no_grad():
+                    target = full(hidden, batch)
+                terms = reconstruction_terms(quantized(hidden, batch), target, batch["attention_mask"])
+                optimizer.update(torch.stack(terms).sum(), i)
+            if i == 0 and step.seconds < LONG_STEP:
+                continue  # the first step also allocates
+            with torch.no_grad(), _Clock(device) as teacher_clock:
+                full(hidden, batch)
+            with torch.no_grad(), _Clock(device) as student_clock:
+                quantized(hidden, batch)
+            steps.append(step.seconds)
+            forwards.append((teacher_clock.seconds, student_clock.seconds))
+            if step.seconds >= LONG_STEP:
+                break
+    teacher_forward, student_forward = np.median(np.array(forwards), axis=0)
+    return Timing(
+        train=float(np.median(steps)),
+        teacher=float(teacher_forward),
+        student=float(student_forward),
+        search=_search_seconds(recipe),
+        step_mib=max(0.0, memory.mb - before),
+        held_mib=held,
+        mean_length=float(np.mean(calibration.lengths)),
+    )
+
+
+class _Clock:
+    """Seconds that a block of code takes, the device's work included."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self.seconds = device, 0.0
+
+    def __enter__(self) -> _Clock:
+        self._started = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self.seconds = time.perf_counter() - self._started
+
+
+def _held_mib(device: torch.device) -> float:
+    """Memory in use now: on the GPU, if that is where the model is."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device) / MIB
+    return psutil.Process().memory_info().rss / MIB
+
+
+def _made_up(ids: torch.Tensor, width: int) -> torch.Tensor:
+    """Hidden states for a batch: the time of a step does not depend on their values."""
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn((*ids.shape, width), generator=draw).to(ids.device)
+
+
+def _one_block_quantized(teacher: PreTrainedModel, spec: QuantSpec) -> tuple[PreTrainedModel, int]:
+    """A copy of which only the middle block has quantizers, with made-up scales; and that block's number."""
+    found = anatomy(teacher)
+    middle = len(found.blocks) // 2
+    inside = found.blocks[middle] + "."
+    names = [*found.linears, *found.attentions, found.word_embedding]
+    others = tuple(name for name in names if not name.startswith(inside))
+    only = replace(spec, keep_fp=(*spec.keep_fp, *others), layer_bits=())
+    scales = {}
+    if only.activation_bits != UNQUANTIZED_BITS:
+        for name, asymmetric in activation_points(found, only).items():
+            bits = only.activation_bits
+            grid = asymmetric_grid(bits, 0) if asymmetric else activation_grid(bits)
+            scales[name] = LearnedScale(torch.tensor(2.0**-bits), grid)
+    student = copy.deepcopy(teacher)
+    insert_quantizers(student, only, scales)
+    return student.requires_grad_(True).to(next(teacher.parameters()).device), middle
+
+
+def _search_seconds(recipe: Recipe) -> float:
+    """The search for the scales of one block: six symmetric operands and two that may be asymmetric."""
+    bits = recipe.spec.activation_bits
+    if bits == UNQUANTIZED_BITS:
+        return 0.0
+    values = torch.randn(VALUES_PER_BATCH, generator=torch.Generator().manual_seed(0))  # of one batch
+    with _Clock(values.device) as plain:
+        search_activation_scale(values, bits, False)
+    if recipe.symmetric:
+        return recipe.init_batches * 8 * plain.seconds
+    with _Clock(values.device) as two:  # after softmax, and after GELU
+        search_activation_scale(values.abs(), bits, True)
+        search_activation_scale(values.clamp(min=-0.17), bits, True)
+    return recipe.init_batches * (6 * plain.seconds + two.seconds)
+
+
+# -- arithmetic --------------------------------------------------------------------------------------------
+
+
+def make_plan(
+    recipe: Recipe,
+    shape: ModelShape,
+    timing: Timing,
+    sentences: int,
+    threads: int = 1,
+    workers: int = 1,
+    cache_budget_mib: float = float("inf"),
+    profiles: int = 1,
+    evaluation_examples: int | None = None,
+) -> Plan:
+    """`sentences` are the calibration sentences, or those of the training set for qat."""
+
+    def planned(changed: Recipe, examples: int | None = evaluation_examples) -> Plan:
+        return _plan(
+            changed, shape, timing, sentences, threads, workers, cache_budget_mib, profiles, examples
+        )
+
+    plan = planned(recipe)
+    return replace(plan, shorter=tuple(_shorter(recipe, plan, planned, evaluation_examples)))
+
+
+def _plan(
+    recipe: Recipe,
+    shape: ModelShape,
+    timing: Timing,
+    sentences: int,
+    threads: int,
+    workers: int,
+    cache_budget_mib: float,
+    profiles: int,
+    evaluation_examples: int | None,
+) -> Plan:
+    modules = len(shape.cuts) - 1
+    cache_mib = 2 * sentences * timing.mean_length * shape.width * 4 / MIB
+    stages = [
+        Stage(
+            "calibrate",
+            f"{recipe.init_batches} batches",
+            recipe.init_batches * shape.blocks * timing.teacher + shape.blocks * timing.search / workers,
+        )
+    ]
+    batches = -(-sentences // recipe.batch_size)
+    both = timing.teacher + timing.student
+    if recipe.method == "qat":
+        epochs = sum(parse_epochs(recipe.qat_epochs))
+        what = f"{epochs:g} epochs of {count(sentences)} sentences"
+        stages.append(Stage("train", what, epochs * batches * shape.blocks * timing.train * QAT_COST))
+    elif recipe.method == "rem":
+        what = f"{count(recipe.steps)} steps of {recipe.batch_size} for each matmul"
+        stages.append(Stage("train", what, recipe.steps * shape.blocks * timing.train * REM_COST))
+    elif recipe.method == "mrem-p":
+        share = -(-modules // workers) * shape.largest_module if workers < modules else shape.largest_module
+        what = f"{count(recipe.steps)} steps of {recipe.batch_size} sentences, {modules} modules at once"
+        stages.append(Stage("train", what, recipe.steps * min(share, shape.blocks) * timing.train))
+    elif recipe.method == "mrem-s":
+        what = f"{modules} × {count(recipe.steps)} steps of {recipe.batch_size} sentences"
+        stages.append(Stage("train", what, recipe.steps * shape.blocks * timing.train))
+    if recipe.method in ("mrem-s", "rem") and shape.cuts[-2] > 0:
+        seconds = batches * shape.cuts[-2] * both
+        stages.append(Stage("cache", f"outputs of {count(sentences)} sentences", seconds))
+    per_example = shape.blocks * (timing.teacher * (1 + ONNX_COST * min(profiles, 1)) + timing.student)
+    per_thousand = 1000 * per_example / recipe.batch_size
+    if evaluation_examples is not None:
+        what = f"{count(evaluation_examples)} examples"
+        stages.append(Stage("evaluate", what, per_thousand * evaluation_examples / 1000))
+    return Plan(
+        title=_title(recipe, shape),
+        stages=tuple(stages),
+        evaluation_per_thousand=per_thousand,
+        memory_mib=_memory(recipe, shape, timing, cache_mib, cache_budget_mib),
+        disk_mib=_disk(recipe, shape, cache_mib, cache_budget_mib, profiles),
+        threads=threads,
+        workers=workers,
+    )
+
+
+def _title(recipe: Recipe, shape: ModelShape) -> str:
+    name = str(recipe.model or "the model").rstrip("/").rpartition("/")[2]
+    size = f"{shape.blocks} blocks, {shape.parameters / 1e6:.0f} M parameters"
+    return f"{name} ({size}) to {recipe.bits} with {recipe.method}"
+
+
+def _memory(recipe: Recipe, shape: ModelShape, timing: Timing, cache_mib: float, budget_mib: float) -> float:
+    """The student next to what is held already, a training step of the largest module, and the cache."""
+    student = shape.parameters * 4 / MIB
+    if recipe.method == "ptq":
+        return timing.held_mib + 2 * student  # the frozen model is evaluated next to both
+    blocks = shape.blocks if recipe.method == "qat" else 1 if recipe.method == "rem" else shape.largest_module
+    training = timing.step_mib * blocks + 2 * shape.embedding_parameters * 4 / MIB  # Adam's two moments
+    uses_cache = recipe.method in ("mrem-s", "rem") and shape.cuts[-2] > 0 and cache_mib <= budget_mib
+    return timing.held_mib + student + max(training + (cache_mib if uses_cache else 0.0), student)
+
+
+def _disk(recipe: Recipe, shape: ModelShape, cache_mib: float, budget_mib: float, profiles: int) -> float:
+    """Checkpoints next to the cache, where that goes to disk, or next to the finished result."""
+    bits = 8 if recipe.chooses_bits else min(recipe.spec.weight_bits, 32)
+    result = shape.parameters * bits / 8 / MIB * (1 + profiles)
+    if recipe.method == "ptq":
+        return result
+    trained = shape.parameters * 4 / MIB
+    moments = 2 * shape.largest_module * shape.block_parameters * 4 / MIB if recipe.checkpoint_steps else 0.0
+    moments += 2 * shape.embedding_parameters * 4 / MIB if recipe.checkpoint_steps else 0.0
+    on_disk = recipe.method in ("mrem-s", "rem") and cache_mib > budget_mib
+    return trained + moments + max(result, cache_mib if on_disk else 0.0)
+
+
+def _shorter(
+    recipe: Recipe, plan: Plan, planned: Callable[..., Plan], examples: int | None
+) -> Iterator[tuple[str, float]]:
+    """Options that would save a tenth of the time or more, with the time that is left."""
+    training = sum(stage.seconds for stage in plan.stages if stage.name == "train")
+    choices: list[tuple[str, float]] = []
+    if recipe.method in ("mrem-s", "mrem-p", "rem"):
+        if recipe.steps > SHORT_STEPS:
+            rate = max(recipe.lr, SHORT_RATE)
+            fewer = planned(replace(recipe, steps=SHORT_STEPS, lr=rate))
+            choices.append((f"--steps {SHORT_STEPS} --lr {rate:g}", fewer.seconds))
+        if recipe.batch_size > SMALL_BATCH:
+            saved = training * (1 - SMALL_BATCH / recipe.batch_size)  # a step costs what its sentences cost
+            choices.append((f"--batch-size {SMALL_BATCH}", plan.seconds - saved))
+    if recipe.method == "qat":
+        choices.append(("--method mrem-s", planned(replace(recipe, method="mrem-s")).seconds))
+    if examples is not None and examples > 2 * FEW_EXAMPLES:
+        choices.append((f"--eval-size {FEW_EXAMPLES}", planned(recipe, FEW_EXAMPLES).seconds))
+    for options, seconds in choices:
+        if seconds < WORTH_SAYING * plan.seconds:
+            yield options, seconds
+
+
+def _size(mib: float) -> str:
+    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{max(mib, 1):,.0f} MiB"

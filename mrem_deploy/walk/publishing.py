@@ -1,0 +1,134 @@
+"""The last stage: the result folder, written as a whole or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from mrem_deploy.base import machine
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.files import atomic_folder, write_json, write_text
+from mrem_deploy.base.progress import say
+from mrem_deploy.deploy import validation
+from mrem_deploy.evaluate.evaluation import Evaluation
+from mrem_deploy.evaluate.examples import write_examples
+from mrem_deploy.quant import artifact
+from mrem_deploy.quant.frozen import FrozenModel
+from mrem_deploy.recipe import Recipe, parse_epochs
+from mrem_deploy.report.page import write_report
+from mrem_deploy.result import RECIPE, History, Metrics, Mixed, Onnx, Parallel, Qat, QatChoice, Result, Sizes
+from mrem_deploy.walk.loading import Loaded
+from mrem_deploy.walk.state import Run
+from mrem_deploy.walk.training import Trained
+
+
+def notes_of(recipe: Recipe, trained: Trained) -> dict[str, Any]:
+    """What the manifest says about where the model comes from."""
+    notes = {
+        "recipe_digest": recipe.digest(),
+        "bits": recipe.bits,
+        "method": recipe.method,
+        "task": recipe.task,
+    }
+    return notes | ({"mixed_precision": trained.mixed.manifest_notes()} if trained.mixed else {})
+
+
+def publish(
+    run: Run, loaded: Loaded, trained: Trained, frozen: FrozenModel, quantized: PreTrainedModel
+) -> Result:
+    """Save, export, validate and report, all into one new folder that replaces an older result."""
+    recipe, evaluation = run.recipe, loaded.evaluation
+    with atomic_folder(run.out) as folder:
+        artifact.save(frozen, folder)
+        loaded.tokenizer.save_pretrained(folder)
+        write_text(folder / RECIPE, recipe.to_yaml())
+        onnx = None
+        if run.profiles:
+            onnx = deploy(folder, run.profiles, recipe, frozen, quantized, evaluation)
+        metrics = measured(run, loaded, trained, sizes(frozen, folder, onnx), onnx)
+        metrics.write(folder)
+        history = History(trained.log.curves, trained.errors)
+        history.write(folder)
+        write_examples(folder, evaluation, loaded.teacher.config)
+        errors = {"unit": trained.errors.unit, **history.to_dict()["layer_errors"]}
+        write_report(folder, metrics.to_dict(), history.to_dict()["curves"], errors, recipe.as_dict())
+    run.finish()
+    return Result(run.out, metrics)
+
+
+def deploy(
+    folder: Path,
+    profiles: tuple[str, ...],
+    recipe: Recipe,
+    frozen: FrozenModel,
+    quantized: PreTrainedModel,
+    evaluation: Evaluation,
+) -> Onnx:
+    """Export every profile, validate the first one, and say what metrics.json holds of it."""
+    from mrem_deploy.export import PROFILES, export_onnx  # needs onnx, which is optional
+
+    for name in profiles:
+        say(f"exporting to ONNX, profile {name}")
+        try:
+            export_onnx(frozen, folder / PROFILES[name].file, name)
+        except UserError as error:
+            remedy = f"{error.remedy}; or keep the training and skip the export: --resume --export none"
+            raise UserError(error.problem, remedy) from error
+    model = folder / PROFILES[profiles[0]].file
+    if not recipe.validate:
+        return Onnx.from_dict(validation.describe(model))
+    found = validation.examine(model, evaluation, quantized, recipe.threads)
+    accuracy = evaluation.accuracy()
+    verdict = validation.judge(accuracy, validation.MAX_DROP)
+    noted = validation.remarks(found, recipe.spec.activation_bits)
+    for remark in noted:
+        say(f"note: {remark}")
+    record = validation.full_record(
+        found, accuracy, verdict, noted, recipe, evaluation.task.name, full_precision_from="measured"
+    )
+    write_json(folder / validation.RESULT, record)
+    return Onnx.from_dict(validation.headline(found, accuracy, verdict))
+
+
+def sizes(frozen: FrozenModel, folder: Path, onnx: Onnx | None) -> Sizes:
+    return Sizes(
+        full_precision_mb=frozen.full_precision_mb(),
+        quantized_mb=(folder / artifact.TENSORS).stat().st_size / machine.MB,
+        formula_mb=frozen.formula_mb(),
+        onnx_mb=onnx.size_mb if onnx else None,
+    )
+
+
+def measured(run: Run, loaded: Loaded, trained: Trained, size: Sizes, onnx: Onnx | None) -> Metrics:
+    """metrics.json."""
+    recipe, task_data, log = run.recipe, loaded.task_data, trained.log
+    parallel = None
+    if recipe.method == "mrem-p":
+        ages = {name: sorted(counted.items()) for name, counted in log.ages.items()}
+        staleness = 1 if recipe.deterministic else recipe.staleness
+        parallel = Parallel(staleness, log.forcing_steps, ages)
+    qat = None
+    if loaded.training is not None:
+        split = len(task_data.train())
+        choice = QatChoice.from_dict(log.choice.to_dict()) if log.choice else None
+        samples = min(recipe.train_size or split, split)
+        qat = Qat(parse_epochs(recipe.qat_epochs), samples, split, len(loaded.training), choice)
+    return Metrics(
+        task=task_data.task.name,
+        data=task_data.description,
+        model=str(recipe.model),
+        method=recipe.method,
+        bits=recipe.bits,
+        seed=recipe.seed,
+        accuracy=loaded.evaluation.accuracy(),
+        cost=replace(trained.cost, total_seconds=run.seconds()),
+        environment=machine.describe(),
+        size=size,
+        onnx=onnx,
+        parallel=parallel,
+        mixed=Mixed.from_dict(trained.mixed.to_dict()) if trained.mixed else None,
+        qat=qat,
+    )

@@ -1,0 +1,88 @@
+"""What a run holds from start to end: its place among the workers, its device, checkpoints and clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mrem_deploy.base.machine import keep_large_blocks
+from mrem_deploy.base.progress import say
+from mrem_deploy.preflight import export_profiles, resolve_device, select_backend
+from mrem_deploy.recipe import Recipe
+from mrem_deploy.train.checkpoint import CheckpointStore
+from mrem_deploy.train.mrem_p import launch
+from mrem_deploy.train.mrem_p.crew import Crew
+
+
+@dataclass
+class Run:
+    """One process of a run. Of several workers the leader finishes it: it evaluates and writes."""
+
+    recipe: Recipe
+    out: Path
+    resume: bool
+    crew: Crew
+    device: torch.device
+    profiles: tuple[str, ...]  # of the ONNX files to write
+    started: float = field(default_factory=time.perf_counter)
+    _store: CheckpointStore | None = None
+
+    @classmethod
+    @contextmanager
+    def start(cls, recipe: Recipe, out: Path, resume: bool) -> Iterator[Run]:
+        """Join the other workers, if there are any, and make this process what the recipe asks for."""
+        with launch.crew_of(recipe.worker_timeout) as crew:
+            restarted = launch.is_restarted()
+            if restarted:
+                say("a worker died; all workers start again from their last checkpoints")
+            if crew.world > 1:
+                torch.set_num_threads(launch.threads_each(recipe.threads, crew.local_world))
+            elif recipe.threads:
+                torch.set_num_threads(recipe.threads)
+            keep_large_blocks()
+            device = launch.device_of(resolve_device(recipe.device), crew)
+            select_backend(recipe.kernels, device)  # in every worker: the choice belongs to a process
+            yield cls(recipe, out, resume or restarted, crew, device, export_profiles(recipe))
+
+    @property
+    def store(self) -> CheckpointStore:
+        assert self._store is not None, "open_checkpoints comes first"
+        return self._store
+
+    def open_checkpoints(self, identity: dict[str, Any]) -> None:
+        """One worker after another: the first on each machine clears what an abandoned run left there."""
+        folder = self.out.with_name(f".{self.out.name}.work")
+        place = 0 if self.crew.leads else 1 if self.crew.local_rank == 0 else 2
+        for turn in range(3 if self.crew.world > 1 else 1):
+            if turn == place:
+                self._store = CheckpointStore(folder, identity, self.resume or place == 2)
+            self.crew.exchange("the checkpoints' folder")
+        if self.resume:
+            found = "continuing the interrupted run"
+            say(found if self.store.resumed else "found no interrupted run; starting from scratch")
+
+    def seconds(self) -> float:
+        """Since the start, the interrupted runs that this one continues included."""
+        return time.perf_counter() - self.started + self.store.earlier_seconds
+
+    def use_all_cores(self) -> None:
+        """The other workers have finished training: the leader evaluates with their cores as well."""
+        if self.crew.world > 1:
+            torch.set_num_threads(launch.threads_each(self.recipe.threads, 1))
+
+    def follow(self) -> None:
+        """What a worker that does not lead does after training: wait for the leader to finish."""
+        self.crew.wait_for_leader("the result")
+        if self.crew.local_rank == 0:  # the first on another machine, with checkpoints of its own
+            self.store.remove()
+
+    def finish(self) -> None:
+        """The result is written: checkpoints are no longer needed, and the other workers may leave."""
+        self.store.remove()
+        self.crew.dismiss("the result")

@@ -1,0 +1,112 @@
+"""The plan before a run: its arithmetic by hand, and a measurement that leaves everything as it was."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_job import job_in, workshop_in
+from tiny_models import assert_same_state, state_of, tiny_encoded, tiny_model
+
+from mrem_deploy.recipe import Recipe
+from mrem_deploy.walk.plan import ModelShape, Plan, Timing, make_plan, measure, shape_of
+
+SHAPE = ModelShape(
+    blocks=12,
+    width=768,
+    block_parameters=7_000_000,
+    parameters=110_000_000,
+    embedding_parameters=23_000_000,
+    cuts=(0, 3, 6, 9, 12),
+)
+TIMING = Timing(
+    train=0.5, teacher=0.1, student=0.2, search=1.0, step_mib=200.0, held_mib=1000.0, mean_length=32.0
+)
+RECIPE = Recipe(model="somewhere/bert-base", steps=1000, batch_size=32, init_batches=8, lr=1e-4)
+
+
+def stages(plan: Plan) -> dict[str, float]:
+    return {stage.name: stage.seconds for stage in plan.stages}
+
+
+def test_seconds_of_every_method_by_hand() -> None:
+    found = stages(make_plan(RECIPE, SHAPE, TIMING, sentences=4096, evaluation_examples=2000))
+    assert found["calibrate"] == pytest.approx(8 * 12 * 0.1 + 12 * 1.0)
+    assert found["train"] == pytest.approx(1000 * 12 * 0.5)
+    assert found["cache"] == pytest.approx(128 * 9 * 0.3)  # 128 batches through the first nine blocks
+    assert found["evaluate"] == pytest.approx(2000 / 32 * 12 * (1.5 * 0.1 + 0.2))
+
+    parallel = make_plan(replace(RECIPE, method="mrem-p"), SHAPE, TIMING, 4096, workers=2)
+    assert stages(parallel)["train"] == pytest.approx(1000 * 6 * 0.5)  # two modules of three blocks each
+    assert "cache" not in stages(parallel)
+    alone = make_plan(replace(RECIPE, method="mrem-p"), SHAPE, TIMING, 4096, workers=4)
+    assert stages(alone)["train"] == pytest.approx(1000 * 3 * 0.5)
+
+    assert set(stages(make_plan(replace(RECIPE, method="ptq"), SHAPE, TIMING, 4096))) == {"calibrate"}
+    trained = replace(RECIPE, method="qat", lr=Recipe(method="qat").lr, qat_epochs="1+2")
+    assert stages(make_plan(trained, SHAPE, TIMING, 3200))["train"] == pytest.approx(3 * 100 * 12 * 0.5 * 1.2)
+
+
+def test_memory_and_disk_by_hand() -> None:
+    mib = 2**20
+    cache = 2 * 4096 * 32 * 768 * 4 / mib
+    model, embedding = 110e6 * 4 / mib, 23e6 * 4 / mib
+    plan = make_plan(RECIPE, SHAPE, TIMING, 4096)
+    assert plan.memory_mib == pytest.approx(1000 + model + 3 * 200 + 2 * embedding + cache)
+    on_disk = make_plan(RECIPE, SHAPE, TIMING, 4096, cache_budget_mib=cache - 1)
+    assert on_disk.memory_mib == pytest.approx(plan.memory_mib - cache)
+    assert on_disk.disk_mib - plan.disk_mib == pytest.approx(cache - 2 * 110e6 / 2 / mib)
+    whole = make_plan(replace(RECIPE, modules="1"), replace(SHAPE, cuts=(0, 12)), TIMING, 4096)
+    assert whole.memory_mib == pytest.approx(1000 + model + 12 * 200 + 2 * embedding)  # nothing to cache
+
+
+def test_a_long_run_is_told_how_to_be_shorter() -> None:
+    long = replace(RECIPE, steps=2000)
+    plan = make_plan(long, SHAPE, TIMING, 4096, threads=2, evaluation_examples=10_000)
+    offered = dict(plan.shorter)
+    fewer = make_plan(replace(long, steps=500, lr=1e-3), SHAPE, TIMING, 4096, evaluation_examples=10_000)
+    assert offered["--steps 500 --lr 0.001"] == pytest.approx(fewer.seconds)
+    assert offered["--batch-size 16"] == pytest.approx(plan.seconds - 2000 * 12 * 0.5 / 2)
+    assert "--eval-size 1000" not in offered  # would save less than a tenth
+    text = "\n".join(plan.lines())
+    assert text.startswith("plan: bert-base (12 blocks, 110 M parameters) to 4-4-8 with mrem-s\n")
+    assert "4 × 2,000 steps of 32 sentences" in text
+    assert f"about {plan.seconds / 3600:.1f} h on this machine (2 threads)" in text
+    assert "shorter: --steps 500 --lr 0.001 (about" in text
+    assert make_plan(replace(RECIPE, steps=300, batch_size=8), SHAPE, TIMING, 4096).shorter == ()
+
+
+def test_without_a_count_of_examples_the_evaluation_is_quoted_by_the_thousand() -> None:
+    assert "per 1,000 evaluation examples" in "\n".join(make_plan(RECIPE, SHAPE, TIMING, 4096).lines())
+
+
+@pytest.mark.parametrize("method", ["mrem-s", "rem"])
+def test_measuring_changes_neither_the_model_nor_the_random_numbers(method: str) -> None:
+    model, calibration = tiny_model(), tiny_encoded()
+    recipe = Recipe(method=method, steps=5, batch_size=4, init_batches=1, modules="3")
+    before, drawn = state_of(model), torch.get_rng_state()
+    classes = [type(part) for part in model.modules()]
+    timing = measure(model, recipe, calibration)
+    assert_same_state(state_of(model), before)
+    assert [type(part) for part in model.modules()] == classes
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(part.requires_grad for part in model.parameters())
+    assert 0 < timing.teacher < math.inf
+    assert 0 < timing.student < math.inf
+    assert timing.train > timing.teacher
+    assert timing.mean_length == pytest.approx(float(np.mean(calibration.lengths)))
+    assert shape_of(model, recipe).blocks == 3
+
+
+def test_plan_stops_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with workshop_in(tmp_path) as workshop:
+        assert job_in(workshop, "out").run("--plan") == 0
+        shown = capsys.readouterr().out
+        assert "2 × 6 steps of 8 sentences" in shown
+        assert "on this machine" in shown
+        assert not (workshop / "out").exists()
+        assert not list(workshop.glob(".out*"))
