@@ -55,9 +55,9 @@ def _run(recipe: Recipe) -> None:
 
         run_gobo(recipe)
     else:
-        from mrem_deploy.pipeline import quantize
+        from mrem_deploy.pipeline import run
 
-        quantize(recipe, resume=True)
+        run(recipe, resume=True)
 
 
 class Cells:

@@ -400,7 +400,8 @@ def _shorter(
             saved = training * (1 - SMALL_BATCH / recipe.batch_size)  # a step costs what its sentences cost
             choices.append((f"--batch-size {SMALL_BATCH}", plan.seconds - saved))
     if recipe.method == "qat":
-        choices.append(("--method mrem-s", planned(replace(recipe, method="mrem-s")).seconds))
+        other = replace(recipe, method="mrem-s", train_size=0, accumulate=1)  # two options of qat only
+        choices.append(("--method mrem-s", planned(other).seconds))
     if examples is not None and examples > 2 * FEW_EXAMPLES:
         choices.append((f"--eval-size {FEW_EXAMPLES}", planned(recipe, FEW_EXAMPLES).seconds))
     for options, seconds in choices:

@@ -68,16 +68,13 @@ def deploy(
     evaluation: Evaluation,
 ) -> Onnx:
     """Export every profile, validate the first one, and say what metrics.json holds of it."""
-    from mrem_deploy.export import PROFILES, export_onnx  # needs onnx, which is optional
+    from mrem_deploy.export import export_all  # needs onnx, which is optional
 
-    for name in profiles:
-        say(f"exporting to ONNX, profile {name}")
-        try:
-            export_onnx(frozen, folder / PROFILES[name].file, name)
-        except UserError as error:
-            remedy = f"{error.remedy}; or keep the training and skip the export: --resume --export none"
-            raise UserError(error.problem, remedy) from error
-    model = folder / PROFILES[profiles[0]].file
+    try:
+        model = export_all(frozen, folder, profiles)[0]
+    except UserError as error:
+        remedy = f"{error.remedy}; or keep the training and skip the export: --resume --export none"
+        raise UserError(error.problem, remedy) from error
     if not recipe.validate:
         return Onnx.from_dict(validation.describe(model))
     found = validation.examine(model, evaluation, quantized, recipe.threads)

@@ -49,6 +49,8 @@ def test_seconds_of_every_method_by_hand() -> None:
     assert set(stages(make_plan(replace(RECIPE, method="ptq"), SHAPE, TIMING, 4096))) == {"calibrate"}
     trained = replace(RECIPE, method="qat", lr=Recipe(method="qat").lr, qat_epochs="1+2")
     assert stages(make_plan(trained, SHAPE, TIMING, 3200))["train"] == pytest.approx(3 * 100 * 12 * 0.5 * 1.2)
+    longer = make_plan(replace(trained, train_size=320_000, accumulate=2), SHAPE, TIMING, 320_000)
+    assert "--method mrem-s" in dict(longer.shorter)
 
 
 def test_memory_and_disk_by_hand() -> None:
