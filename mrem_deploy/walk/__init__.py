@@ -1,3 +1,3 @@
-"""The stages of a run, in order: state, loading, plan, training, publishing. `pipeline.py` calls them."""
+"""The stages of a run in order: state, loading, plan, training, publishing. `pipeline.py` calls them."""
 
 from __future__ import annotations

@@ -8,10 +8,11 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from mrem_deploy.base import machine
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import atomic_folder, write_json, write_text
+from mrem_deploy.base.machine import describe_machine
 from mrem_deploy.base.progress import say
+from mrem_deploy.base.units import MIB
 from mrem_deploy.deploy import validation
 from mrem_deploy.evaluate.evaluation import Evaluation
 from mrem_deploy.evaluate.examples import write_examples
@@ -93,7 +94,7 @@ def deploy(
 def sizes(frozen: FrozenModel, folder: Path, onnx: Onnx | None) -> Sizes:
     return Sizes(
         full_precision_mb=frozen.full_precision_mb(),
-        quantized_mb=(folder / artifact.TENSORS).stat().st_size / machine.MB,
+        quantized_mb=(folder / artifact.TENSORS).stat().st_size / MIB,
         formula_mb=frozen.formula_mb(),
         onnx_mb=onnx.size_mb if onnx else None,
     )
@@ -122,7 +123,7 @@ def measured(run: Run, loaded: Loaded, trained: Trained, size: Sizes, onnx: Onnx
         seed=recipe.seed,
         accuracy=loaded.evaluation.accuracy(),
         cost=replace(trained.cost, total_seconds=run.seconds()),
-        environment=machine.describe(),
+        environment=describe_machine(),
         size=size,
         onnx=onnx,
         parallel=parallel,

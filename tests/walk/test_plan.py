@@ -13,7 +13,8 @@ from tiny_job import job_in, workshop_in
 from tiny_models import assert_same_state, state_of, tiny_encoded, tiny_model
 
 from mrem_deploy.recipe import Recipe
-from mrem_deploy.walk.plan import ModelShape, Plan, Timing, make_plan, measure, shape_of
+from mrem_deploy.walk.plan import ModelShape, Plan, make_plan, shape_of
+from mrem_deploy.walk.timing import Timing, measure
 
 SHAPE = ModelShape(
     blocks=12,
