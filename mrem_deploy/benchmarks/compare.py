@@ -215,7 +215,7 @@ def measure(
         shape=str(shape),
         threads=options.session_threads,
         rounds=options.rounds,
-        cpu=str(machine.describe()["cpu"]),
+        cpu=str(machine.describe_machine()["cpu"]),
     )
     return conditions, [
         Entry(c.name, c.ours, sizes[c.name], scores[c.name], speeds[c.name], digests.get(c.name))
