@@ -121,7 +121,7 @@ def _place_labels(
     for entry, label, colour, diameter in zip(entries, labels, colours, diameters, strict=True):
         best, least = None, math.inf
         for distance, side in product(DISTANCES, SIDES):
-            text = _text(axes, entry, label, colour, diameter / 2 + distance, side)
+            text = _text(axes, entry, label, colour, diameter, distance, side)
             box = text.get_window_extent(renderer)
             overlap = sum(_area(box, other) for other in taken) + _outside(box, bounds)
             if overlap < least:
@@ -136,9 +136,21 @@ def _place_labels(
         taken.append(best.get_window_extent(renderer))
 
 
-def _text(axes: Axes, entry: Entry, label: str, colour: str, distance: float, side: tuple[int, int]) -> Any:
+def _text(
+    axes: Axes,
+    entry: Entry,
+    label: str,
+    colour: str,
+    diameter: float,
+    distance: float,
+    side: tuple[int, int],
+) -> Any:
     across, up = side
-    reach = distance * (0.75 if across and up else 1.0)
+    reach = (diameter / 2 + distance) * (0.75 if across and up else 1.0)
+    if not across:  # above or below the error bar, where that is longer than the bubble
+        ends = [edge for box in _drawn(axes, entry, diameter) for edge in (box.y0, box.y1)]
+        middle = axes.transData.transform((entry.speed.ratio, entry.score.value))[1]
+        reach = max(up * (edge - middle) for edge in ends) * 72 / axes.figure.dpi + distance
     return axes.annotate(
         label,
         (entry.speed.ratio, entry.score.value),
