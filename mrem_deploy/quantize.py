@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -62,6 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 
     from mrem_deploy import pipeline
     from mrem_deploy.recipe import from_yaml, make_recipe
+    from mrem_deploy.report.summary import terminal_summary
 
     values: dict[str, Any] = from_yaml(Path(config)) if config else {}
     values.update(arguments)
@@ -75,41 +75,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     result = pipeline.run(recipe, resume)
     if os.environ.get("RANK", "0") == "0":  # of several workers the first speaks
-        print(summary(result.folder))
+        print(terminal_summary(result.metrics, result.folder))
     return 0
-
-
-def summary(folder: Path) -> str:
-    """The few lines a person wants to see at the end."""
-    result = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    accuracy, size, cost = result["accuracy"], result["size"], result["cost"]
-    before, after = accuracy["full_precision"], accuracy["quantized"]
-    minutes = cost["train_seconds"] / 60, cost["total_seconds"] / 60
-    return "\n".join(
-        [
-            f"{accuracy['metric']}: {before:.2f} full precision → {after:.2f} at {result['bits']} "
-            f"({after - before:+.2f})",
-            f"size: {size['full_precision_mb']:.1f} → {size['quantized_mb']:.1f} MiB",
-            *_onnx_lines(result),
-            f"time: {minutes[0]:.1f} min training, {minutes[1]:.1f} min in all; "
-            f"peak memory {cost['peak_memory_mb'] / 1024:.1f} GiB",
-            f"report: {folder / 'report.html'}",
-        ]
-    )
-
-
-def _onnx_lines(result: dict[str, Any]) -> list[str]:
-    onnx = result.get("onnx")
-    if onnx is None:
-        return []
-    told = f"onnx: {onnx['file']}, {onnx['size_mb']:.1f} MiB, profile {onnx['profile']}"
-    if "metric" not in onnx:
-        return [f"{told}; not validated"]
-    products = onnx["integer_products"] + onnx["float_products"]
-    return [
-        f"{told}; {result['accuracy']['metric']} {onnx['metric']:.2f}, {onnx['agreement']:.2f}% alike with "
-        f"torch, {onnx['integer_products']} of {products} matrix products on integers"
-    ]
 
 
 if __name__ == "__main__":

@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from mrem_deploy.base.format import is_number, mb
+from mrem_deploy.base.format import is_number, mib
 from mrem_deploy.base.tables import Table, md, md_table
-from mrem_deploy.report.summary import (
-    METRIC_NAMES,
-    Summary,
-    bits_text,
-    bits_words,
-    data_words,
-    hub_id,
-    model_name,
-)
+from mrem_deploy.evaluate.accuracy import QUANTIZED, Accuracy
+from mrem_deploy.report.summary import METRIC_NAMES, Summary, bits_words, data_words, hub_id, model_name
+from mrem_deploy.result import METRICS, PLOTS, RECIPE, REPORT_HTML, Metrics, Onnx
 
 _HUB_METRICS = {"matthews": "matthews_correlation", "spearman": "spearmanr", "pearson": "pearsonr"}
-
-
 _NOT_CLASSES = ("feature-extraction", "token-classification", "question-answering")  # also names of pipelines
-
-
 _SQUAD = ("squad", "squad_v2")
-
+_GLUE = ("mnli", "qqp", "qnli", "sst2", "cola", "stsb", "mrpc", "rte")
 
 # A result in plain onnxruntime; the project's README shows the same lines.
 ONNX_USE = """\
@@ -46,18 +36,15 @@ print(dict(zip([entry.name for entry in session.get_outputs()], session.run(None
 """
 
 
-_GLUE = ("mnli", "qqp", "qnli", "sst2", "cola", "stsb", "mrpc", "rte")
-
-
 def model_card(
-    folder: Path, metrics: Mapping[str, Any], summary: Summary, making: Sequence[Table], plots: Sequence[str]
+    folder: Path, metrics: Metrics, summary: Summary, making: Sequence[Table], plots: Sequence[str]
 ) -> str:
-    """README.md: YAML front matter the hub understands, then how to use the model and what it is worth."""
+    """README.md: YAML front matter for the hub, then how to use the model and what it scores."""
     front = yaml.safe_dump(_front_matter(folder, metrics), sort_keys=False, allow_unicode=True)
-    bits = bits_text(metrics)
-    images = [f"![{stem.replace('_', ' ')}](plots/{stem}.png)" for stem in plots]
+    bits = metrics.bits or "?"
+    images = [f"![{stem.replace('_', ' ')}]({PLOTS}/{stem}.png)" for stem in plots]
     body = [
-        f"# {md(model_name(metrics))}, {md(bits)} bits",
+        f"# {md(model_name(metrics.model))}, {md(bits)} bits",
         md(summary.sentence),
         md(summary.verdict),
         "## Use",
@@ -69,46 +56,42 @@ def model_card(
         "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
         'outputs = model(**tokenizer("A sentence to try it on.", return_tensors="pt"))\n'
         "```",
-        f"The weights are stored as packed integers ({md(bits_words(bits))}); `mrem_deploy.load` gives the "
-        "model back exactly as it was evaluated below.",
-        *_onnx_use(metrics.get("onnx") or {}),
+        f"The weights are stored as packed integers ({md(bits_words(bits))}). `mrem_deploy.load` returns "
+        "exactly the model that is evaluated below.",
+        *_onnx_use(metrics.onnx),
         "## Results",
         md_table(summary.scores),
         *images,
         "## How it was made",
         *map(md_table, making),
-        "The settings are in `recipe.yaml`; `python -m mrem_deploy.quantize --config recipe.yaml` repeats "
-        "them. All numbers are in `metrics.json`, and in `report.html` with every curve.",
+        f"The options are in `{RECIPE}`; `python -m mrem_deploy.quantize --config {RECIPE}` runs them "
+        f"again. All numbers are in `{METRICS}`, all curves in `{REPORT_HTML}`.",
         "## Limits",
-        "The figures above hold for this task and data. Low-bit models can lose more on text unlike the "
-        "calibration texts: evaluate on your own before relying on it. Biases and licence of the original "
-        "model carry over.",
+        "The scores above hold for this task and data. A low-bit model can lose more on text that differs "
+        "from the calibration texts: evaluate it on your own data before you rely on it. The biases and the "
+        "licence of the original model carry over.",
     ]
     return f"---\n{front}---\n\n" + "\n\n".join(part for part in body if part) + "\n"
 
 
-def _onnx_use(onnx: Mapping[str, Any]) -> list[str]:
-    """How to run the exported file, where there is one."""
-    if not onnx.get("file"):
+def _onnx_use(onnx: Onnx | None) -> list[str]:
+    """How to run the exported file, if there is one."""
+    if onnx is None:
         return []
     return [
-        f"`{md(str(onnx['file']))}` ({mb(onnx.get('size_mb'))}) runs in plain onnxruntime, without torch and "
-        "without this package:",
-        f"```python\n{ONNX_USE.replace('FILE', str(onnx['file']))}```",
+        f"`{md(onnx.file)}` ({mib(onnx.size_mb)}) runs in plain onnxruntime, without torch and without this "
+        "package:",
+        f"```python\n{ONNX_USE.replace('FILE', onnx.file)}```",
     ]
 
 
-def _front_matter(folder: Path, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    model, task = metrics.get("model"), str(metrics.get("task") or "")
-    known = model if isinstance(model, Mapping) else {}
+def _front_matter(folder: Path, metrics: Metrics) -> dict[str, Any]:
+    task, bits = metrics.task, metrics.bits or "?"
     config = _config(folder)
-    base = (
-        known.get("base_model") or hub_id(known.get("name") or model) or hub_id(config.get("_name_or_path"))
-    )
-    licence = known.get("license") or config.get("license")
-    accuracy = metrics.get("accuracy") or {}
+    base = metrics.base_model or hub_id(metrics.model) or hub_id(config.get("_name_or_path"))
+    licence = metrics.license or config.get("license")
     kind = "question-answering" if task in _SQUAD else task if task in _NOT_CLASSES else "text-classification"
-    scores = _hub_scores(accuracy)
+    scores = _hub_scores(metrics.accuracy)
     front: dict[str, Any] = {
         "base_model": str(base) if base else None,
         "base_model_relation": "quantized" if base else None,
@@ -119,12 +102,12 @@ def _front_matter(folder: Path, metrics: Mapping[str, Any]) -> dict[str, Any]:
             "quantized",
             "post-training-quantization",
             "mrem",
-            _slug(str(metrics.get("method"))),
-            bits_text(metrics),
+            _slug(metrics.method),
+            bits,
         ],
         "metrics": sorted({metric["type"] for _, metric in scores}) or None,
     }
-    glue, data = task in _GLUE, data_words(metrics)
+    glue, data = task in _GLUE, data_words(metrics.data)
     results = []
     for split in dict.fromkeys(split for split, _ in scores):
         dataset = {"type": _slug(data), "name": data, "split": split}
@@ -134,23 +117,23 @@ def _front_matter(folder: Path, metrics: Mapping[str, Any]) -> dict[str, Any]:
         entries = [metric for where, metric in scores if where == split]
         results.append({"task": {"type": kind}, "dataset": dataset, "metrics": entries})
     if results:
-        name = model_name(metrics).rpartition("/")[2]
-        front["model-index"] = [{"name": f"{name}-{bits_text(metrics)}", "results": results}]
+        name = model_name(metrics.model).rpartition("/")[2]
+        front["model-index"] = [{"name": f"{name}-{bits}", "results": results}]
     return {key: value for key, value in front.items() if value is not None}
 
 
-def _hub_scores(accuracy: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """(split, metric) for every finite score of the quantized model; the hub wants no NaN."""
+def _hub_scores(accuracy: Accuracy) -> list[tuple[str, dict[str, Any]]]:
+    """(split, metric) for every finite score of the quantized model; the hub refuses NaN."""
     found = []
-    for split, content in (accuracy.get("splits") or {}).items():
-        for metric, value in (content.get("quantized") or {}).items():
+    for name, split in accuracy.splits.items():
+        for metric, value in split.scores.get(QUANTIZED, {}).items():
             if is_number(value) and not metric.endswith("_thresh"):
                 entry = {
                     "type": _HUB_METRICS.get(metric, metric),
                     "name": METRIC_NAMES.get(metric, metric),
                     "value": round(float(value), 4),
                 }
-                found.append((str(split), entry))
+                found.append((name, entry))
     return found
 
 

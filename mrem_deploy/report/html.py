@@ -6,12 +6,10 @@ from html import escape
 
 from mrem_deploy.base.tables import Table
 from mrem_deploy.report.plots import Plot
-from mrem_deploy.report.summary import (
-    Summary,
-)
+from mrem_deploy.report.summary import Summary
 
 
-def _html(
+def html_page(
     summary: Summary, details: list[Table], warnings: list[str], plots: list[Plot], settings: str
 ) -> str:
     tiles = "".join(
@@ -49,8 +47,7 @@ def _html(
 <p class="note">Run it again with <code>python -m mrem_deploy.quantize --config recipe.yaml</code>.</p>
 </section>
 </div>
-<footer>MB and GB are 2²⁰ and 2³⁰ bytes. All numbers are in <code>metrics.json</code>. Made by mrem_deploy.
-</footer>
+<footer>All numbers are in <code>metrics.json</code>. Made by mrem_deploy.</footer>
 </main>
 </body>
 </html>

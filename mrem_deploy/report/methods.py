@@ -1,47 +1,40 @@
-"""What only some methods have to tell in a report: how QAT was trained and chosen, the bits of each layer."""
+"""What the report says of some methods only: how QAT was trained and chosen, the bits of each layer."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
-
-from mrem_deploy.base.format import NONE, count, mb
+from mrem_deploy.base.format import count, mib, three_digits
 from mrem_deploy.base.tables import Table
 from mrem_deploy.report.summary import words
+from mrem_deploy.result import Mixed, Qat
+
+WIDTHS = ("2", "4", "8")  # bits to choose from, as the keys of `Mixed.errors`
 
 
-def qat_rows(qat: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What QAT was trained on, and by what its result was chosen."""
-    if not qat:
+def qat_rows(qat: Qat | None) -> list[tuple[str, str]]:
+    """What QAT was trained on, and what its result was chosen by."""
+    if qat is None:
         return []
-    used, there = qat.get("training_samples"), qat.get("training_split")
-    whole = "all of the training split" if used == there else f"of {count(there)}, a reduced training set"
-    rows = [("Training texts", f"{count(used)}, {whole}")]
-    rows.append(("Epochs", " + ".join(f"{epochs:g}" for epochs in qat.get("epochs") or [])))
-    choice = qat.get("chosen_on_the_evaluation_split")
-    if choice:
-        told = f"step {count(choice.get('step'))} of stage 2, the best of {len(choice['evaluations'])}"
-        rows.append(("Chosen on the evaluation split", f"{told}; the score above flatters it by that choice"))
+    used, there = qat.training_samples, qat.training_split
+    share = "all of the training split" if used == there else f"of {count(there)}, a reduced training set"
+    rows = [("Training texts", f"{count(used)}, {share}")]
+    rows.append(("Epochs", " + ".join(f"{epochs:g}" for epochs in qat.epochs)))
+    if qat.choice is not None:
+        chosen = f"step {count(qat.choice.step)} of stage 2, the best of {len(qat.choice.evaluations)}"
+        rows.append(("Chosen on the evaluation split", f"{chosen}; this choice flatters the score above"))
     return rows
 
 
-def mixed_tables(mixed: Mapping[str, Any]) -> list[Table]:
-    """Which bits every layer got under the budget, and what each number of them would cost in error."""
-    if not mixed:
+def mixed_tables(mixed: Mixed | None) -> list[Table]:
+    """The bits that every layer got under the budget, and the error at each number of bits."""
+    if mixed is None:
         return []
-    errors = mixed.get("errors") or {}
     rows = []
-    for name, bits in (mixed.get("layers") or {}).items():
-        measured = errors.get(name)  # of q, k and v together, told at the first of them
-        told = [three_digits(measured[width]) if measured else "" for width in ("2", "4", "8")]
-        rows.append((name, str(bits), *told))
+    for name, bits in mixed.layers.items():
+        measured = mixed.errors.get(name)  # of q, k and v together, shown at the first of them
+        errors = [three_digits(measured[width]) if measured else "" for width in WIDTHS]
+        rows.append((name, str(bits), *errors))
     note = (
-        f"Chosen by {words(mixed.get('sensitivity'))} for {mb(mixed.get('budget_mb'))}; "
-        f"{mb(mixed.get('planned_mb'))} planned."
+        f"Chosen by {words(mixed.sensitivity)} for {mib(mixed.budget_mb)}; {mib(mixed.planned_mb)} planned."
     )
-    return [Table("Bits of every layer", ("Layer", "Bits", "Error at 2", "at 4", "at 8"), rows, note, True)]
-
-
-def three_digits(value: float) -> str:
-    return f"{value:#.3g}".rstrip(".") if math.isfinite(value) else NONE
+    header = ("Layer", "Bits", *(f"Error at {width}" if width == "2" else f"at {width}" for width in WIDTHS))
+    return [Table("Bits of every layer", header, rows, note, long=True)]

@@ -1,8 +1,8 @@
 """The figures of a report: loss of every trained unit, error per layer, size.
 
-Each figure is rendered twice: PNG on white for Markdown, and SVG to be set inline in a page, where all
-neutral ink becomes `currentColor` so that it follows the page from light to dark. Colours are those of
-Okabe and Ito, which colour-blind readers can tell apart; series also differ in marker or dash.
+Each figure is rendered twice: PNG on white for Markdown, and SVG inline in a page, where all neutral ink
+becomes `currentColor` so that it follows the page from light to dark. Colours are those of Okabe and Ito,
+which colour-blind readers can tell apart; series also differ in marker or dash.
 Names come from users and modules: they are drawn literally, never parsed as mathematics.
 """
 
@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mrem_deploy.base.format import is_number, mib
+from mrem_deploy.result import Curve, History, LayerErrors, Parallel, Sizes
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-Curve = Sequence[Sequence[float]]  # [[step, loss], …]
 
 INK = "#1f2933"
 BLUE, ORANGE, GREEN, PINK, YELLOW, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
@@ -64,7 +65,7 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Plot:
-    """One figure: `name` is its file stem, `caption` the sentence that reads it for the viewer."""
+    """One figure: `name` is the stem of its file, `caption` explains it."""
 
     name: str
     title: str
@@ -73,19 +74,13 @@ class Plot:
     svg: str
 
 
-def draw_plots(
-    curves: Mapping[str, Curve],
-    layer_errors: Mapping[str, Any],
-    size: Mapping[str, Any],
-    trained: bool,
-    parallel: Mapping[str, Any] | None = None,
-) -> list[Plot]:
-    """Every figure there are numbers for, in reading order; `parallel` is what metrics.json has of that
-    name when modules trained at the same time."""
-    parallel = parallel or {}
+def draw_plots(history: History, size: Sizes, parallel: Parallel | None = None) -> list[Plot]:
+    """Every figure there are numbers for, in reading order. `parallel`: modules trained at the same time."""
+    parallel = parallel or Parallel()
+    trained = bool(history.curves)
     with plot_style():
-        drawn = [_loss(curves, _number(parallel.get("teacher_forcing_steps")))]
-        drawn += [_ages(parallel.get("ages") or {}), _layer_errors(layer_errors, trained), _size(size)]
+        drawn = [_loss(history.curves, parallel.teacher_forcing_steps), _ages(parallel.ages)]
+        drawn += [_layer_errors(history.layer_errors, trained), _size(size)]
         return [render(*parts) for parts in drawn if parts is not None]
 
 
@@ -120,7 +115,7 @@ def shade_forcing(axes: Axes, forcing_steps: float) -> str:
     axes.axvspan(0, forcing_steps, color=YELLOW, alpha=0.14, linewidth=0, zorder=0)
     return (
         f" Shaded: the {forcing_steps:g} steps in which the input of every module but the first is mixed "
-        "with the full-precision one, less and less; beyond them a loss may rise, because the task is harder."
+        "with the full-precision one, less and less; after them a loss may rise, because the task is harder."
     )
 
 
@@ -175,11 +170,9 @@ def _loss_of_many(curves: Mapping[str, np.ndarray], forcing_steps: float) -> _Pa
     return "loss", "Loss of every unit", caption + shaded, figure
 
 
-def _ages(ages: Mapping[str, Sequence[Sequence[int]]]) -> _Parts | None:
-    """How old the inputs were: [[age, times used], …] of every module that reads from a queue."""
-    usable = {
-        name: {int(age): int(times) for age, times in counted} for name, counted in ages.items() if counted
-    }
+def _ages(ages: Mapping[str, Sequence[tuple[int, int]]]) -> _Parts | None:
+    """How old the inputs were: [(age, times used), …] of every module that reads from a queue."""
+    usable = {name: dict(counted) for name, counted in ages.items() if counted}
     if not usable:
         return None
     oldest = max(max(counted) for counted in usable.values())
@@ -202,14 +195,14 @@ def _ages(ages: Mapping[str, Sequence[Sequence[int]]]) -> _Parts | None:
         legend(axes, bars, names, loc="upper left", bbox_to_anchor=(1.01, 1))
     caption = (
         "A module samples its input from the last outputs of the module before it. Age 0 is the newest "
-        "that had arrived; each step of that module, sent or dropped on the way, adds one."
+        "one that had arrived; each step of that module adds one, whether its output was sent or dropped."
     )
     return "ages", "Age of the inputs", caption, figure
 
 
-def _layer_errors(errors: Mapping[str, Any], trained: bool) -> _Parts | None:
-    names = [str(name) for name in errors.get("layers") or []]
-    before, after = (_numbers(errors.get(key), len(names)) for key in ("before", "after"))
+def _layer_errors(errors: LayerErrors, trained: bool) -> _Parts | None:
+    names = list(errors.layers)
+    before, after = (_numbers(values, len(names)) for values in (errors.before, errors.after))
     series = [
         ("after initialisation, before training", before, ORANGE, "D"),
         ("after training", after, BLUE, "o"),
@@ -232,8 +225,7 @@ def _layer_errors(errors: Mapping[str, Any], trained: bool) -> _Parts | None:
             axes.plot(index, floor, color=colour, marker=marker, markersize=6, fillstyle="none")
             axes.annotate("0", (index, floor), xytext=(0, 7), textcoords="offset points", ha="center")
     log_axis(axes)
-    unit = str(errors.get("unit") or "error")
-    axes.set(ylabel=_short(unit), title="Reconstruction error per layer")
+    axes.set(ylabel=_short(errors.unit), title="Reconstruction error per layer")
     labels, meaning = layer_labels(names)
     room = 100 / len(labels)  # characters; neighbouring labels share the space between their ticks
     crowded = any(len(a) + len(b) > 2 * room for a, b in pairwise([*labels, ""]))
@@ -244,32 +236,32 @@ def _layer_errors(errors: Mapping[str, Any], trained: bool) -> _Parts | None:
     labels = [label for label, _, _, _ in series]
     legend(axes, handles, labels, loc="lower left", ncols=2, bbox_to_anchor=(0.38, 1.0))
     caption = (
-        "How far each layer's output lies from that of the full-precision model on the same text, "
+        "How far each layer's output is from that of the full-precision model on the same text, "
         "with all layers before it quantized as well. Log scale; lower is better."
     )
     return "layer_errors", "Error per layer", caption, figure
 
 
-def _size(size: Mapping[str, Any]) -> _Parts | None:
-    rows = [
-        ("full precision", _number(size.get("full_precision_mb")), ORANGE),
-        ("quantized, on disk", _number(size.get("quantized_mb")), BLUE),
-        ("quantized, by the formula", _number(size.get("formula_mb")), SKY),
+def _size(size: Sizes) -> _Parts | None:
+    known = [
+        ("full precision", size.full_precision_mb, ORANGE),
+        ("quantized, on disk", size.quantized_mb, BLUE),
+        ("quantized, by the formula", size.formula_mb, SKY),
     ]
-    rows = [row for row in rows if row[1] > 0 and math.isfinite(row[1])]
+    rows = [(label, value, colour) for label, value, colour in known if is_number(value) and value > 0]
     if not rows:
         return None
     figure, axes = new_figure(0.75 + 0.42 * len(rows))
     values = [value for _, value, _ in rows]
     bars = axes.barh(range(len(rows)), values, color=[colour for _, _, colour in rows], height=0.62)
-    axes.bar_label(bars, [f"{value:,.1f} MB" for value in values], padding=5)
+    axes.bar_label(bars, [mib(value) for value in values], padding=5)
     axes.set_yticks(range(len(rows)), [label for label, _, _ in rows])
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.grid(visible=False, axis="y")
     axes.margins(x=0.14)
-    axes.set(xlabel="size (MB of 2²⁰ bytes)", title="Size of the model")
+    axes.set(xlabel="size (MiB)", title="Size of the model")
     caption = (
         "On disk: the packed file as written, with its scales. By the formula: embeddings and Linear layers "
         "at their bits and the rest in 32 bits, as the paper counts."
@@ -303,7 +295,7 @@ def render(name: str, title: str, caption: str, figure: Figure) -> Plot:
 
 
 def _inline(svg: str, name: str) -> str:
-    """Make matplotlib's document fit to stand inside a page beside others of its kind."""
+    """Make matplotlib's document fit into a page next to others of its kind."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(
@@ -357,12 +349,14 @@ def _short(name: str, limit: int = 32) -> str:
     return name if len(name) <= limit else name[: limit - 1] + "…"
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float, np.number)) else math.nan
+def _number(value: float | None) -> float:
+    """A value from a file, in which a number may be null."""
+    return math.nan if value is None else float(value)
 
 
-def _numbers(values: Any, length: int) -> np.ndarray:
-    numbers = np.array([_number(value) for value in (values or [])][:length], dtype=np.float64)
+def _numbers(values: Sequence[float], length: int) -> np.ndarray:
+    """`length` values; NaN where there are none."""
+    numbers = np.array([_number(value) for value in values][:length], dtype=np.float64)
     return np.concatenate([numbers, np.full(length - len(numbers), np.nan)])
 
 

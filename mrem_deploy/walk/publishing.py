@@ -54,8 +54,7 @@ def publish(
         history = History(trained.log.curves, trained.errors)
         history.write(folder)
         write_examples(folder, evaluation, loaded.teacher.config)
-        errors = {"unit": trained.errors.unit, **history.to_dict()["layer_errors"]}
-        write_report(folder, metrics.to_dict(), history.to_dict()["curves"], errors, recipe.as_dict())
+        write_report(folder, metrics, history, recipe)
     run.finish()
     return Result(run.out, metrics)
 

@@ -1,8 +1,8 @@
-"""A result as the pipeline gives it to the report, and a reader of the pages made of it."""
+"""A result as the pipeline gives it to the report, and a reader of its pages."""
 
 from __future__ import annotations
 
-import copy
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -10,58 +10,62 @@ from unittest import mock
 
 import yaml
 
+from mrem_deploy.evaluate.accuracy import SplitScores
+from mrem_deploy.recipe import Recipe
 from mrem_deploy.report import page
 from mrem_deploy.report.plots import draw_plots
+from mrem_deploy.result import Accuracy, Cost, Curve, History, LayerErrors, Metrics, Sizes, WorkerCost
 
 LAYERS = ["embeddings", "block 0", "block 1", "output"]
-ERRORS = {
-    "layers": LAYERS,
-    "before": [0.08, 0.2, 0.4, 0.8],
-    "after": [0.04, 0.06, 0.1, 0.2],
-    "unit": "relative RMS error",
+ERRORS = LayerErrors(LAYERS, [0.08, 0.2, 0.4, 0.8], [0.04, 0.06, 0.1, 0.2])
+CURVES: dict[str, Curve] = {
+    f"module {n}": [[step, (n + 1) / (step + 1)] for step in range(20)] for n in range(2)
 }
-CURVES = {f"module {n}": [[step, (n + 1) / (step + 1)] for step in range(20)] for n in range(2)}
-RECIPE = {"model": "someone/bert", "bits": "4-4-8", "lr": 1e-4, "keep_fp": [], "out": Path("result")}
-METRICS: dict[str, Any] = {
-    "format": 1,
-    "task": "sst2",
-    "data": "/home/somebody/glue/SST-2",
-    "model": "someone/bert-base-sst2",
-    "method": "mrem-s",
-    "bits": "4-4-8",
-    "seed": 7,
-    "accuracy": {
-        "metric": "accuracy",
-        "full_precision": 92.0,
-        "quantized": 90.0,
-        "splits": {
-            "dev": {"full_precision": {"accuracy": 92.0}, "quantized": {"accuracy": 90.0}, "examples": 900}
+RECIPE = Recipe(model="someone/bert", bits="4-4-8", lr=1e-4, out="result")
+METRICS = Metrics(
+    task="sst2",
+    data="/home/somebody/glue/SST-2",
+    model="someone/bert-base-sst2",
+    method="mrem-s",
+    bits="4-4-8",
+    seed=7,
+    accuracy=Accuracy(
+        "accuracy",
+        {
+            "dev": SplitScores(
+                900, scores={"full_precision": {"accuracy": 92.0}, "quantized": {"accuracy": 90.0}}
+            )
         },
-    },
-    "cost": {
-        "train_seconds": 150.0,
-        "total_seconds": 300.0,
-        "peak_memory_mb": 2048.0,
-        "workers": [
-            {"name": "first worker", "peak_memory_mb": 2048.0},
-            {"name": "second worker", "peak_memory_mb": 512.0},
-        ],
-        "calibration_samples": 4096,
-        "stages": {"load": 0.6, "train": 150.0},
-    },
-    "size": {"full_precision_mb": 400.0, "quantized_mb": 50.0, "formula_mb": 49.5},
-    "environment": {
-        "cpu": "A Processor",
-        "ram_mb": 8192,
-        "gpu": None,
-        "onnxruntime": None,
-        "torch": "2.13.0",
-    },
-}
+        {"full_precision": 92.0, "quantized": 90.0},
+    ),
+    cost=Cost(
+        train_seconds=150.0,
+        total_seconds=300.0,
+        peak_memory_mb=2048.0,
+        workers=(WorkerCost("first worker", 2048.0), WorkerCost("second worker", 512.0)),
+        calibration_samples=4096,
+        stages={"load": 0.6, "train": 150.0},
+    ),
+    size=Sizes(400.0, 50.0, 49.5),
+    environment={"cpu": "A Processor", "ram_mb": 8192, "gpu": None, "onnxruntime": None, "torch": "2.13.0"},
+)
 
 
-def metrics(**changes: Any) -> dict[str, Any]:
-    return {**copy.deepcopy(METRICS), **changes}
+def metrics(**changes: Any) -> Metrics:
+    return replace(METRICS, **changes)
+
+
+def cost(**changes: Any) -> Metrics:
+    return metrics(cost=replace(METRICS.cost, **changes))
+
+
+def accuracy(
+    full: float, quantized: float, metric: str = "accuracy", name: str = "dev", examples: int = 900
+) -> Accuracy:
+    """One split, one metric."""
+    scores = {"full_precision": {metric: full}, "quantized": {metric: quantized}}
+    quoted = {"full_precision": full, "quantized": quantized}
+    return Accuracy(metric, {name: SplitScores(examples, scores=scores)}, quoted)
 
 
 class Page(HTMLParser):
@@ -110,11 +114,16 @@ class Page(HTMLParser):
 
 
 def write(
-    folder: Path, given: Any = None, curves: Any = CURVES, errors: Any = ERRORS, draw: bool = False
+    folder: Path,
+    given: Metrics = METRICS,
+    curves: dict[str, Curve] = CURVES,
+    errors: LayerErrors = ERRORS,
+    draw: bool = False,
+    recipe: Recipe = RECIPE,
 ) -> Page:
     """Drawing takes a second: only the tests that look at figures ask for it."""
     with mock.patch.object(page, "draw_plots", draw_plots if draw else lambda *_, **__: []):
-        page.write_report(folder, metrics() if given is None else given, curves, errors, RECIPE)
+        page.write_report(folder, given, History(curves, errors), recipe)
     return Page((folder / "report.html").read_text(encoding="utf-8"))
 
 

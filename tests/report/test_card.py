@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from mrem_deploy.base import files, format
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.report import summary
 from mrem_deploy.report.plots import ends, finite
+from mrem_deploy.result import Onnx, OnnxCheck
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,7 @@ def test_licence_and_base_come_from_what_is_known(tmp_path: Path) -> None:
     front = front_matter(tmp_path)
     assert (front["license"], front["base_model"]) == ("apache-2.0", "google/original")
     (tmp_path / "config.json").write_text("{broken")
-    write(tmp_path, metrics(model={"name": "/x/y", "license": "mit", "base_model": "a/b"}))
+    write(tmp_path, metrics(model="/x/y", license="mit", base_model="a/b"))
     front = front_matter(tmp_path)
     assert (front["license"], front["base_model"]) == ("mit", "a/b")
 
@@ -98,11 +100,11 @@ def test_licence_and_base_come_from_what_is_known(tmp_path: Path) -> None:
         ("../data/reviews.csv (a fixed random fifth)", "reviews.csv (a fixed random fifth)"),
         (r"C:\Users\me\reviews.csv", "reviews.csv"),
         ("one and/or two", "one and/or two"),
-        (None, "—"),
+        ("", "—"),
     ],
 )
-def test_local_paths_are_cut_to_their_last_part(description: str | None, shown: str) -> None:
-    assert summary.data_words({"data": description}) == shown
+def test_local_paths_are_cut_to_their_last_part(description: str, shown: str) -> None:
+    assert summary.data_words(description) == shown
 
 
 # Words and numbers
@@ -126,7 +128,34 @@ def test_duration(seconds: float | None, shown: str) -> None:
 
 def test_bits_in_words() -> None:
     assert summary.bits_words("2-32-4") == "2-bit weights, word embeddings unquantized, 4-bit activations"
-    assert summary.bits_text({"bits": [2, 2, 8]}) == "2-2-8"
+    assert summary.bits_words("auto-4") == "bits chosen layer by layer, 4-bit activations"
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "shown"),
+    [(512.4, "512 MiB"), (1536.0, "1.5 GiB"), (0.0, "not measured"), (math.nan, "not measured")],
+)
+def test_memory(mebibytes: float, shown: str) -> None:
+    assert format.memory(mebibytes) == shown
+
+
+# The terminal
+
+
+def test_the_terminal_gets_a_few_lines() -> None:
+    checked = OnnxCheck("1.24.1", 89.5, 2.5, 99.25, 98.0, 24, 6, ("CPUExecutionProvider",))
+    onnx = Onnx("model.onnx", "ort-cpu", 21, 60.0, check=checked)
+    assert summary.terminal_summary(metrics(onnx=onnx), Path("out")).splitlines() == [
+        "accuracy: 92.00 full precision → 90.00 at 4-4-8 (-2.00)",
+        "size: 400.0 → 50.0 MiB",
+        "onnx: model.onnx, 60.0 MiB, profile ort-cpu; accuracy 89.50, 99.25% agreement with torch, "
+        "24 of 30 matmuls on integers",
+        "time: 2.5 min training, 5.0 min in total; peak memory 2.0 GiB",
+        f"report: {Path('out') / 'report.html'}",
+    ]
+    bare = summary.terminal_summary(metrics(onnx=replace(onnx, check=None)), Path("out")).splitlines()
+    assert bare[2] == "onnx: model.onnx, 60.0 MiB, profile ort-cpu; not validated"
+    assert "onnx" not in summary.terminal_summary(metrics(), Path("out"))
 
 
 def test_ends_are_means_of_the_first_and_last_tenth() -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from a_result import CURVES, ERRORS, RECIPE, Page, front_matter, metrics, write
+from a_result import CURVES, ERRORS, RECIPE, Page, accuracy, cost, front_matter, metrics, write
 
 from mrem_deploy.evaluate import uncertainty
-from mrem_deploy.report import page as report
+from mrem_deploy.evaluate.accuracy import SplitScores
+from mrem_deploy.recipe import Recipe
 from mrem_deploy.report import summary
 from mrem_deploy.report.plots import draw_plots
+from mrem_deploy.result import Accuracy, History, LayerErrors, Metrics, Parallel, Sizes, WorkerCost
 
 
 @pytest.fixture(scope="module")
@@ -44,19 +47,25 @@ def test_all_files_and_nothing_else(written: Path) -> None:
 def test_html_tells_the_given_numbers(page: Page) -> None:
     # 100·sqrt(.9·.1/900) = 1.0; sqrt(.92·.08/900 + .9·.1/900)·100 = 1.348…
     assert page.row("dev") == ["dev", "Accuracy", "92.0", "90.0 ± 1.0", "−2.0 ± 1.3", "900"]
-    for told in ("90.0%", "−2.0 ± 1.3 points from 92.0%", "8.0× smaller", "50.0 MB, was 400.0 MB", "5.0 min"):
+    for told in (
+        "90.0%",
+        "−2.0 ± 1.3 points from 92.0%",
+        "8.0× smaller",
+        "50.0 MiB, was 400.0 MiB",
+        "5.0 min",
+    ):
         assert told in page.text
     assert "2.5 min of it training, 4,096 calibration texts" in page.text
     assert page.row("train") == ["train", "2.5 min", "50%"]
     assert page.row("load") == ["load", "0.6 s", "< 1%"]
-    assert page.row("Peak memory")[1] == "2.0 GB"
-    assert page.row("second worker")[1] == "512 MB"
+    assert page.row("Peak memory")[1] == "2.0 GiB"
+    assert page.row("second worker")[1] == "512 MiB"
     assert page.row("Seed")[1] == "7"
     assert page.row("Bits")[1] == "4-4-8: 4-bit weights, 4-bit word embeddings, 8-bit activations"
     # 20 steps: the first tenth is (2, 1) → 1.5, the last (2/19, 2/20) → 0.103
     assert page.row("module 1") == ["module 1", "20", "1.50", "0.103", "0.0684"]
     assert page.row("Processor")[1] == "A Processor"
-    assert page.row("Memory")[1] == "8.0 GB"
+    assert page.row("Memory")[1] == "8.0 GiB"
     assert (page.row("GPU")[1], page.row("onnxruntime")[1]) == ("none", "not installed")
 
 
@@ -64,21 +73,21 @@ def test_html_shows_the_recipe_and_every_figure(page: Page) -> None:
     assert "lr: 0.0001" in page.text
     assert "out: result" in page.text
     assert [tag for tag, _ in page.tags].count("svg") == 3
-    for label in ("module 0", "module 1", "embeddings", "after training", "relative RMS error", "49.5 MB"):
+    for label in ("module 0", "module 1", "embeddings", "after training", "relative RMS error", "49.5 MiB"):
         assert label in page.text
 
 
 def test_markdown_tells_the_same_numbers(written: Path) -> None:
     text = (written / "report.md").read_text(encoding="utf-8")
     assert "| dev | Accuracy | 92.0 | 90.0 ± 1.0 | −2.0 ± 1.3 | 900 |" in text
-    assert "| Size | 8.0× smaller | 50.0 MB, was 400.0 MB |" in text
+    assert "| Size | 8.0× smaller | 50.0 MiB, was 400.0 MiB |" in text
     assert "| module 1 | 20 | 1.50 | 0.103 | 0.0684 |" in text
     links = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
     assert len(links) == 3
     assert all((written / link).is_file() for link in links)
     recipe = re.search(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
     assert recipe is not None
-    assert yaml.safe_load(recipe[1]) == {**RECIPE, "out": "result"}
+    assert yaml.safe_load(recipe[1]) == RECIPE.as_dict()
 
 
 @pytest.mark.parametrize("name", ["report.md", "README.md"])
@@ -101,12 +110,12 @@ def test_the_same_result_gives_the_same_pages(written: Path, tmp_path: Path) -> 
 def test_standard_errors_by_hand() -> None:
     assert uncertainty.accuracy_error(50.0, 100) == pytest.approx(5.0)
     assert uncertainty.accuracy_error(100.0, 100) == 0.0
-    split = {"full_precision": {"accuracy": 50.0}, "quantized": {"accuracy": 50.0}, "examples": 100}
+    split = accuracy(50.0, 50.0, examples=100).splits["dev"]
     assert summary.change_error(split) == pytest.approx(math.sqrt(50))
     # Paired: 12 lost, 4 gained of 100: sqrt(16 − 64/100)/100.
-    assert summary.change_error({**split, "lost": 12, "gained": 4}) == pytest.approx(math.sqrt(15.36))
-    assert summary.change_error({**split, "examples": 0}) is None
-    assert summary.change_error({**split, "quantized": {"accuracy": math.nan}}) is None
+    assert summary.change_error(replace(split, lost=12, gained=4)) == pytest.approx(math.sqrt(15.36))
+    assert summary.change_error(replace(split, examples=0)) is None
+    assert summary.change_error(accuracy(50.0, math.nan, examples=100).splits["dev"]) is None
 
 
 def test_paired_error_agrees_with_a_simulation() -> None:
@@ -114,13 +123,8 @@ def test_paired_error_agrees_with_a_simulation() -> None:
     n, lost, gained = 400, 0.10, 0.04
     draws = rng.multinomial(n, [lost, gained, 1 - lost - gained], size=20_000)
     spread = (100 * (draws[:, 1] - draws[:, 0]) / n).std()
-    split = {
-        "full_precision": {"accuracy": 80.0},
-        "quantized": {"accuracy": 74.0},
-        "examples": n,
-        "lost": lost * n,
-        "gained": gained * n,
-    }
+    split = accuracy(80.0, 74.0, examples=n).splits["dev"]
+    split = replace(split, lost=round(lost * n), gained=round(gained * n))
     assert summary.change_error(split) == pytest.approx(spread, rel=0.03)  # 20,000 draws: ± 0.5 %
 
 
@@ -129,36 +133,32 @@ def test_paired_error_agrees_with_a_simulation() -> None:
     [(90.0, "900 examples cannot tell it from none"), (80.0, "more than the sampling of 900 examples")],
 )
 def test_verdict_compares_the_change_with_its_error(tmp_path: Path, quantized: float, expected: str) -> None:
-    given = metrics()
-    given["accuracy"]["quantized"] = quantized
-    given["accuracy"]["splits"]["dev"]["quantized"]["accuracy"] = quantized
-    assert expected in write(tmp_path, given).text
+    assert expected in write(tmp_path, metrics(accuracy=accuracy(92.0, quantized))).text
 
 
 def test_headline_of_two_splits() -> None:
-    def split(value: float, n: int) -> dict[str, Any]:
-        return {"full_precision": {"accuracy": 50.0}, "quantized": {"accuracy": value}, "examples": n}
-
-    splits = {"matched": split(50.0, 100), "mismatched": split(50.5, 400)}
+    matched = accuracy(50.0, 50.0, examples=100).splits["dev"]
+    splits = {"matched": matched, "mismatched": accuracy(50.0, 50.5, examples=400).splits["dev"]}
     one = math.sqrt(50)
-    quoted = {"metric": "accuracy", "full_precision": 50.0, "quantized": 50.0, "splits": splits}
+    quoted = Accuracy("accuracy", splits, {"full_precision": 50.0, "quantized": 50.0})
     assert summary.headline_error(quoted) == (pytest.approx(one), 100)
-    error, examples = summary.headline_error({**quoted, "quantized": 50.25})  # their mean
+    mean = replace(quoted, quoted={"full_precision": 50.0, "quantized": 50.25})
+    error, examples = summary.headline_error(mean)
     assert error == pytest.approx(math.hypot(one, one / 2) / 2, rel=1e-4)
     assert examples == 500
-    assert summary.headline_error({**quoted, "metric": "matthews"}) == (None, None)
-    splits["matched"]["change"] = {"matthews": {"standard_error": 1.5}}
-    assert summary.headline_error({**quoted, "metric": "matthews"}) == (1.5, 100)
+    assert summary.headline_error(replace(quoted, metric="matthews")) == (None, None)
+    splits["matched"] = replace(matched, change={"matthews": {"standard_error": 1.5}})
+    assert summary.headline_error(replace(quoted, metric="matthews")) == (1.5, 100)
 
 
 def test_no_uncertainty_is_claimed_for_correlations(tmp_path: Path) -> None:
     scores = {
         "full_precision": {"spearman": 88.0, "pearson": 88.5},
         "quantized": {"spearman": 88.04, "pearson": 86.0},
-        "examples": 1500,
     }
-    accuracy = {"metric": "spearman", "full_precision": 88.0, "quantized": 88.04, "splits": {"dev": scores}}
-    page = write(tmp_path, metrics(task="stsb", accuracy=accuracy))
+    quoted = {"full_precision": 88.0, "quantized": 88.04}
+    found = Accuracy("spearman", {"dev": SplitScores(1500, scores=scores)}, quoted)
+    page = write(tmp_path, metrics(task="stsb", accuracy=found))
     rows = [row for row in page.rows if row and row[0] == "dev"]
     assert rows[0] == ["dev", "Spearman correlation", "88.0", "88.0", "0.0", "1,500"]
     assert rows[1] == ["dev", "Pearson correlation", "88.5", "86.0", "−2.5", "1,500"]
@@ -172,24 +172,29 @@ def test_no_uncertainty_is_claimed_for_correlations(tmp_path: Path) -> None:
 HOSTILE = "<script>alert(1)</script> & \"q\" 'a' | `b` *c* $x_1$ [l](u) </svg>\nnext"
 
 
-def hostile() -> dict[str, Any]:
-    given = metrics(task=HOSTILE, data=HOSTILE, model={"name": HOSTILE}, method=HOSTILE, bits=HOSTILE)
-    given["environment"] = {HOSTILE: HOSTILE}
-    given["cost"]["stages"] = {HOSTILE: 1.0}
-    given["cost"]["workers"][0]["name"] = HOSTILE
-    scores = given["accuracy"]["splits"].pop("dev")
-    given["accuracy"]["splits"][HOSTILE] = scores
-    scores["quantized"][HOSTILE] = 1.0
-    return given
+def hostile() -> Metrics:
+    scores = {"full_precision": {"accuracy": 92.0}, "quantized": {"accuracy": 90.0, HOSTILE: 1.0}}
+    quoted = {"full_precision": 92.0, "quantized": 90.0}
+    workers = (WorkerCost(HOSTILE, 2048.0), WorkerCost("second worker", 512.0))
+    return replace(
+        cost(stages={HOSTILE: 1.0}, workers=workers),
+        task=HOSTILE,
+        data=HOSTILE,
+        model=HOSTILE,
+        method=HOSTILE,
+        bits=HOSTILE,
+        environment={HOSTILE: HOSTILE},
+        accuracy=Accuracy("accuracy", {HOSTILE: SplitScores(900, scores=scores)}, quoted),
+    )
 
 
 def test_nothing_given_becomes_markup(tmp_path: Path) -> None:
     curves = {HOSTILE: CURVES["module 0"], "_hidden": CURVES["module 1"], r"$\frac{x$": CURVES["module 1"]}
-    errors = {**ERRORS, "layers": [HOSTILE, "a", "b", "c"], "unit": HOSTILE}
-    report.write_report(
-        tmp_path, hostile(), curves, errors, {"note": HOSTILE, HOSTILE: 1, "fence": "```\n# x"}
-    )
-    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))  # also checks that tags balance
+    errors = replace(ERRORS, layers=[HOSTILE, "a", "b", "c"], unit=HOSTILE)
+    recipe = Recipe(model=HOSTILE, text_column=HOSTILE, label_column="```\n# x", keep_fp=(HOSTILE,))
+    page = write(
+        tmp_path, hostile(), curves, errors, draw=True, recipe=recipe
+    )  # also checks that tags balance
     assert not {"script", "img", "a", "iframe", "object"} & {tag for tag, _ in page.tags}
     assert "<script>alert(1)</script>" in page.text
     assert "_hidden" in page.text  # matplotlib would drop it from the legend
@@ -209,7 +214,7 @@ def test_nothing_given_becomes_markup(tmp_path: Path) -> None:
         r"^````yaml\n(.*?)^````$", (tmp_path / "report.md").read_text(), re.DOTALL | re.MULTILINE
     )
     assert fenced is not None
-    assert yaml.safe_load(fenced[1])["fence"] == "```\n# x"
+    assert yaml.safe_load(fenced[1])["label_column"] == "```\n# x"
     assert front_matter(tmp_path)["library_name"] == "mrem_deploy"
 
 
@@ -250,9 +255,8 @@ def test_figures_follow_the_page_colour_and_the_page_knows_dark_and_print(writte
 def test_ptq_has_no_curves(tmp_path: Path) -> None:
     (tmp_path / "plots").mkdir()
     (tmp_path / "plots" / "loss.png").write_bytes(b"of an earlier result in this folder")
-    given = metrics(method="ptq")
-    given["cost"]["train_seconds"] = 0.0
-    page = write(tmp_path, given, {}, {**ERRORS, "after": ERRORS["before"]}, draw=True)
+    given = replace(cost(train_seconds=0.0), method="ptq")
+    page = write(tmp_path, given, {}, replace(ERRORS, after=ERRORS.before), draw=True)
     assert not (tmp_path / "plots" / "loss.png").exists()
     assert "loss.png" not in (tmp_path / "README.md").read_text() + (tmp_path / "report.md").read_text()
     assert "nothing was trained" in page.text
@@ -275,15 +279,15 @@ def test_rem_with_many_units(tmp_path: Path) -> None:
 
 def test_long_curves_are_condensed() -> None:
     curve = [[step, 1 + step % 7] for step in range(20_000)]
-    plots = draw_plots({"module": curve}, {}, {}, trained=True)
+    plots = draw_plots(History({"module": curve}), Sizes())
     assert [plot.name for plot in plots] == ["loss"]
     assert len(plots[0].svg) < 100_000
 
 
 def test_embedding_models_without_a_reference_score(tmp_path: Path) -> None:
-    split = {"full_precision": {}, "quantized": {"cosine": 98.76, "spearman": 97.0}, "examples": 500}
-    accuracy = {"metric": "cosine", "full_precision": None, "quantized": 98.76, "splits": {"dev": split}}
-    page = write(tmp_path, metrics(task="feature-extraction", accuracy=accuracy))
+    split = SplitScores(500, scores={"quantized": {"cosine": 98.76, "spearman": 97.0}})
+    found = Accuracy("cosine", {"dev": split}, {"quantized": 98.76})
+    page = write(tmp_path, metrics(task="feature-extraction", accuracy=found))
     assert "mean cosine agreement 98.8%," in page.text
     assert ["dev", "Mean cosine agreement", "—", "98.8", "—", "500"] in page.rows
     assert front_matter(tmp_path)["pipeline_tag"] == "feature-extraction"
@@ -293,18 +297,16 @@ def test_embedding_models_without_a_reference_score(tmp_path: Path) -> None:
 
 
 def test_not_a_number_is_shown_as_missing_and_warned_about(tmp_path: Path) -> None:
-    given = metrics()
-    given["accuracy"]["quantized"] = math.nan
-    given["accuracy"]["splits"]["dev"]["quantized"]["accuracy"] = math.nan
-    given["cost"]["peak_memory_mb"] = None
-    given["size"] = {"full_precision_mb": 400.0, "quantized_mb": None, "formula_mb": math.inf}
-    curves = {
+    content = metrics(accuracy=accuracy(92.0, math.nan)).to_dict()
+    content["cost"]["peak_memory_mb"] = None
+    content["size"] = {"full_precision_mb": 400.0, "quantized_mb": None, "formula_mb": math.inf}
+    curves: dict[str, Any] = {
         "fine": CURVES["module 0"],
         "burst": [[0, 1.0], [1, math.nan], [2, None]],
         "gone": [[0, math.inf]],
     }
-    errors = {**ERRORS, "before": [None, math.nan, 0.4, 0.8], "after": [0.0, 0.1]}
-    page = write(tmp_path, given, curves, errors, draw=True)
+    errors = replace(ERRORS, before=[None, math.nan, 0.4, 0.8], after=[0.0, 0.1])
+    page = write(tmp_path, Metrics.from_dict(content), curves, errors, draw=True)
     assert page.row("dev") == ["dev", "Accuracy", "92.0", "—", "—", "900"]
     assert page.row("Peak memory")[1] == "not measured"
     assert page.row("gone") == ["gone", "1", "—", "—", "—"]
@@ -315,7 +317,7 @@ def test_not_a_number_is_shown_as_missing_and_warned_about(tmp_path: Path) -> No
 
 def test_growing_loss_and_error_are_warned_about(tmp_path: Path) -> None:
     curves = {"good": CURVES["module 0"], "bad": [[step, 1.0 + step] for step in range(20)]}
-    page = write(tmp_path, curves=curves, errors={**ERRORS, "after": [0.04, 0.3, 0.1, 0.2]})
+    page = write(tmp_path, curves=curves, errors=replace(ERRORS, after=[0.04, 0.3, 0.1, 0.2]))
     assert "The loss ended higher than it began for: bad." in page.text
     assert "Training raised the error at: block 0." in page.text
     assert "> **Note:** The loss ended higher" in (tmp_path / "report.md").read_text(encoding="utf-8")
@@ -327,7 +329,7 @@ def test_a_sound_run_has_no_warnings(page: Page) -> None:
 
 @pytest.mark.parametrize("given", [{}, {"accuracy": None, "cost": None, "size": None, "environment": None}])
 def test_an_empty_result_still_gives_pages(tmp_path: Path, given: dict[str, Any]) -> None:
-    page = write(tmp_path, given, {}, {}, draw=True)
+    page = write(tmp_path, Metrics.from_dict(given), {}, LayerErrors(), draw=True)
     assert "Quantization report" in page.text
     assert not re.search(r"\b(nan|None)\b", page.text)
     assert front_matter(tmp_path)["library_name"] == "mrem_deploy"
@@ -335,11 +337,8 @@ def test_an_empty_result_still_gives_pages(tmp_path: Path, given: dict[str, Any]
 
 
 def test_numpy_numbers_are_numbers(tmp_path: Path) -> None:
-    given = metrics()
-    given["cost"]["total_seconds"] = np.float32(300)
-    given["accuracy"]["splits"]["dev"]["quantized"]["accuracy"] = np.float64(90)
-    given["accuracy"]["splits"]["dev"]["examples"] = np.int64(900)
-    page = write(tmp_path, given)
+    found = accuracy(92.0, np.float64(90), examples=np.int64(900))  # type: ignore[arg-type]
+    page = write(tmp_path, replace(cost(total_seconds=np.float32(300)), accuracy=found))
     assert page.row("dev")[3:] == ["90.0 ± 1.0", "−2.0 ± 1.3", "900"]
     assert page.row("Total time")[1] == "5.0 min"
     assert front_matter(tmp_path)["model-index"][0]["results"][0]["metrics"][0]["value"] == 90.0
@@ -347,31 +346,30 @@ def test_numpy_numbers_are_numbers(tmp_path: Path) -> None:
 
 # -- modules trained at the same time ----------------------------------------------------------------------
 
-PARALLEL = {
-    "staleness": 4,
-    "teacher_forcing_steps": 8.0,
-    "ages": {"module 2/3": [[0, 5], [1, 3], [3, 2]], "module 3/3": [[0, 2], [2, 8]]},
-}
+AGES = {"module 2/3": [(0, 5), (1, 3), (3, 2)], "module 3/3": [(0, 2), (2, 8)]}
+PARALLEL = Parallel(staleness=4, teacher_forcing_steps=8.0, ages=AGES)
 
 
 def test_teacher_forcing_is_shaded_and_ages_are_drawn() -> None:
-    plots = {p.name: p for p in draw_plots(CURVES, {}, {}, trained=True, parallel=PARALLEL)}
+    plots = {plot.name: plot for plot in draw_plots(History(CURVES), Sizes(), PARALLEL)}
     assert list(plots) == ["loss", "ages"]
     assert "Shaded: the 8 steps" in plots["loss"].caption
     assert "module 3/3" in plots["ages"].svg
-    plain = draw_plots(CURVES, {}, {}, trained=True, parallel={"teacher_forcing_steps": 0, "ages": {}})
+    plain = draw_plots(History(CURVES), Sizes(), Parallel())
     assert [p.name for p in plain] == ["loss"]
     assert "Shaded" not in plain[0].caption
 
 
 def test_the_workers_table_tells_where_the_time_went(tmp_path: Path) -> None:
-    given = metrics()
     seconds = {"computing": 95.0, "receiving": 2.0, "waiting": 0.5, "whole": 100.0}
-    given["cost"]["workers"] = [
-        {"name": f"worker {rank}", "peak_memory_mb": 2048.0, "modules": [rank + 1], "seconds": seconds,
-         "queue_mb": 200.0 * rank}
+    workers = tuple(
+        WorkerCost(
+            f"worker {rank}",
+            2048.0,
+            report={"modules": [rank + 1], "seconds": seconds, "queue_mb": 200.0 * rank},
+        )
         for rank in range(2)
-    ]  # fmt: skip
-    page = write(tmp_path, given)
+    )
+    page = write(tmp_path, cost(workers=workers))
     assert ["worker 0", "1", "1.7 min", "95%", "2%", "< 1%", "none"] in page.rows
-    assert ["worker 1", "2", "1.7 min", "95%", "2%", "< 1%", "200 MB"] in page.rows
+    assert ["worker 1", "2", "1.7 min", "95%", "2%", "< 1%", "200 MiB"] in page.rows
