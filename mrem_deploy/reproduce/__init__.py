@@ -1,1 +1,1 @@
-"""The paper's experiments on a model of your own: `python -m mrem_deploy.reproduce WHAT …`."""
+"""The paper's experiments on your model: `python -m mrem_deploy.reproduce WHAT …`."""

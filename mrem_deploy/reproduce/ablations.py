@@ -1,4 +1,4 @@
-"""The discussions of the paper: one factor changed at a time."""
+"""The paper's ablations: one factor changes at a time."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from mrem_deploy.reproduce.layout import (
     spread,
     words,
 )
-from mrem_deploy.reproduce.plan import Plan, Subject
+from mrem_deploy.reproduce.plan import ExperimentPlan, Subject
 from mrem_deploy.reproduce.results import Gap, Measured, Results, gap
 
 
-def rem_vs_mrem(plan: Plan, subject: Subject, results: Results) -> Shown:
+def rem_vs_mrem(plan: ExperimentPlan, subject: Subject, results: Results) -> Shown:
     recipes = experiments.rem_vs_mrem(plan, subject)
     first = results[recipes[0]]
     scores = scores_of(subject, first)
@@ -56,7 +56,7 @@ def rem_vs_mrem(plan: Plan, subject: Subject, results: Results) -> Shown:
         number("paper_steps", "paper", 0),
         quantity("minutes", "Time, min"),
         quantity("paper_minutes", "paper"),
-        quantity("gigabytes", "Memory, GB"),
+        quantity("gigabytes", "Memory, GiB"),
         quantity("paper_gigabytes", "paper"),
         *score_columns(scores),
     ]
@@ -89,7 +89,7 @@ def _papers(bits: str, better: str, long: bool, worse: str, worse_long: bool) ->
     return paper.figure(one[3]).value - paper.figure(other[3]).value if one and other else None
 
 
-def num_modules(plan: Plan, subject: Subject, results: Results) -> Shown:
+def num_modules(plan: ExperimentPlan, subject: Subject, results: Results) -> Shown:
     recipes = {int(r.modules): r for r in experiments.num_modules(plan, subject)}
     measured = {count: results[recipe] for count, recipe in recipes.items()}
     fewest, most = min(measured), max(measured)
@@ -109,22 +109,22 @@ def num_modules(plan: Plan, subject: Subject, results: Results) -> Shown:
         number("modules", "Modules", 0),
         spread("score", name.capitalize()),
         difference("change", f"against {fewest} module{'s' if fewest > 1 else ''}"),
-        quantity("gigabytes", "Memory, GB"),
+        quantity("gigabytes", "Memory, GiB"),
         quantity("paper_gigabytes", "paper"),
         quantity("minutes", "Time, min"),
     ]
     found_here = [
-        claims.falling("memory falls with the number of modules", [r["gigabytes"] for r in records], "GB")
+        claims.falling("memory falls with the number of modules", [r["gigabytes"] for r in records], "GiB")
     ]
     if fewest != most:
         claim = f"{fewest} module{'s score' if fewest > 1 else ' scores'} above {most}"
         found_here.insert(0, claims.above(claim, gap(measured[most], measured[fewest])))
     plot = figures.num_modules(records, name, measured[fewest].score(model=FULL_PRECISION).mean)
-    notes = ["The paper draws its scores without printing them.", f"All at {plan.lowest()}."]
+    notes = ["The paper plots its scores without printing them.", f"All at {plan.lowest()}."]
     return Shown(columns, records, found_here, [plot], notes, text_columns=1)
 
 
-def calib_size(plan: Plan, subject: Subject, results: Results) -> Shown:
+def calib_size(plan: ExperimentPlan, subject: Subject, results: Results) -> Shown:
     recipes = {(r.method, r.calib_size): r for r in experiments.calib_size(plan, subject)}
     measured = {key: results[recipe] for key, recipe in recipes.items()}
     records: list[Record] = []
@@ -157,13 +157,13 @@ def calib_size(plan: Plan, subject: Subject, results: Results) -> Shown:
             found_here.append(claims.above(claim, gap(measured[name, few], measured[name, many])))
     plot = figures.calib_size(records, names, next(iter(measured.values())).metric)
     notes = [
-        "The paper draws these curves without printing their numbers; its REM stays at about 60.",
+        "The paper plots these curves without printing their numbers; its REM stays at about 60.",
         f"All at {plan.lowest()}.",
     ]
     return Shown(columns, records, found_here, [plot], notes, text_columns=1)
 
 
-def error_propagation(plan: Plan, subject: Subject, results: Results) -> Shown:
+def error_propagation(plan: ExperimentPlan, subject: Subject, results: Results) -> Shown:
     recipes = {(r.bits, r.method): r for r in experiments.error_propagation(plan, subject)}
     errors = {key: results[recipe].layer_errors() for key, recipe in recipes.items()}
     records: list[Record] = []
@@ -185,17 +185,17 @@ def error_propagation(plan: Plan, subject: Subject, results: Results) -> Shown:
             rem, mrem = (errors[bits, name][1].mean(axis=0) for name in ("rem", "mrem-s"))
             lower = int((mrem < rem).sum())
             claim = f"{bits}: MREM-S has a lower error than REM at every layer"
-            told = f"MREM-S / REM from {np.min(mrem / rem):.2f} to {np.max(mrem / rem):.2f}"
-            found_here.append(claims.counted(claim, lower, len(layers), told))
+            ratios = f"MREM-S / REM from {np.min(mrem / rem):.2f} to {np.max(mrem / rem):.2f}"
+            found_here.append(claims.counted(claim, lower, len(layers), ratios))
     notes = [
-        "‖f̂ − f‖ / ‖f‖ over real tokens of the calibration set, with all layers before quantized too. The "
-        "paper draws these curves without printing their numbers."
+        "‖f̂ − f‖ / ‖f‖ over real tokens of the calibration set, with all earlier layers quantized too. The "
+        "paper plots these curves without printing their numbers."
     ]
     plot = figures.error_propagation(records, list(errors))
     return Shown(columns, records, found_here, [plot], notes, text_columns=1)
 
 
-def per_channel(plan: Plan, subject: Subject, results: Results) -> Shown:
+def per_channel(plan: ExperimentPlan, subject: Subject, results: Results) -> Shown:
     recipes = {(r.bits, r.method, r.per_channel): r for r in experiments.per_channel(plan, subject)}
     first = results[next(iter(recipes.values()))]
     scores = scores_of(subject, first)
@@ -207,24 +207,24 @@ def per_channel(plan: Plan, subject: Subject, results: Results) -> Shown:
         papers = paper.PER_CHANNEL.get((bits, name))
         record: Record = {"bits": bits, "method": name}
         for score in scores:
-            for told, found, place in (("without", plain, 0), ("with", channels, 2)):
+            for case, found, place in (("without", plain, 0), ("with", channels, 2)):
                 quoted = paper.figure(papers[place + score.papers]) if papers else None
                 ours = found.score(score.split, metric=score.metric)
-                record |= score_fields(f"{score.key}_{told}", ours, quoted)
+                record |= score_fields(f"{score.key}_{case}", ours, quoted)
         record |= gap_fields("gain", gains[bits, name])
         records.append(record)
     columns = [words("bits", "Bits"), method()]
     for score in scores:
-        for told in ("without", "with"):
-            key = f"{score.key}_{told}"
-            columns += [spread(key, f"{score.header} {told}"), spread(f"paper_{key}", "paper", 1)]
+        for case in ("without", "with"):
+            key = f"{score.key}_{case}"
+            columns += [spread(key, f"{score.header} {case}"), spread(f"paper_{key}", "paper", 1)]
     columns.append(difference("gain", "Gain"))
     found_here = []
     for bits in dict.fromkeys(bits for bits, _ in gains):
         papers = paper.PER_CHANNEL.get((bits, "rem"))
         lift = paper.figure(papers[2]).value - paper.figure(papers[0]).value if papers else None
         if (bits, "rem") in gains:
-            found_here.append(claims.above(f"{bits}: per-channel steps help REM", gains[bits, "rem"], lift))
+            found_here.append(claims.above(f"{bits}: per-channel scales help REM", gains[bits, "rem"], lift))
         if (bits, "rem") in gains and (bits, "mrem-s") in gains:
             more = gains[bits, "rem"].minus(gains[bits, "mrem-s"])
             found_here.append(claims.above(f"{bits}: they help REM more than MREM-S", more))

@@ -1,11 +1,11 @@
-"""Cells: one quantization run each, run in a process of its own and kept in `OUT/cells/DIGEST/`.
+"""Cells: one quantization run each, in a separate process, kept in `OUT/cells/DIGEST/`.
 
-A cell is a result folder of `mrem quantize`, without its weights unless they are to be kept. The folder
-appears as a whole when the run succeeds, so a finished cell is never run again, and an interrupted one goes
-on from the pipeline's own checkpoints. The digest names all that decides the numbers: the recipe, the
-version of this package, and the weights of the model instead of the place they lie at.
+A cell is a result folder of `mrem quantize`, without its weights unless --keep-models is given. The folder
+appears when the run has succeeded, so a finished cell is never run again, and an interrupted one continues
+from the pipeline's checkpoints. The digest names everything that decides the numbers: the recipe, the
+version of this package, and the weights of the model instead of their path.
 
-A process of its own, because peak memory is measured: what an earlier cell left in this process would count.
+The process is separate because peak memory is measured: what an earlier cell left behind would count.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mrem_deploy.quant import artifact
 from mrem_deploy.recipe import Recipe, from_yaml, make_recipe
 from mrem_deploy.reproduce.estimate import Estimate
 from mrem_deploy.reproduce.plan import GoboRecipe, Subject, name_of
-from mrem_deploy.result import METRICS, History, Metrics
+from mrem_deploy.result import METRICS, RECIPE, History, Metrics
 
 SUBJECTS = "subjects.json"
 Runner = Callable[[Recipe], object]
@@ -37,7 +37,7 @@ Runner = Callable[[Recipe], object]
 
 @dataclass(frozen=True)
 class CellResult:
-    """What a finished run tells."""
+    """The numbers of a finished run."""
 
     metrics: Metrics
     history: History
@@ -45,7 +45,7 @@ class CellResult:
 
 
 def run_cell(recipe: Recipe) -> None:
-    """Run a cell, or go on with it, in a process of its own."""
+    """Run a cell, or continue it, in a separate process."""
     in_fresh_process(_run, recipe)
 
 
@@ -96,32 +96,30 @@ class Cells:
         except (UserError, OSError, ValueError, KeyError) as error:
             raise UserError(
                 f"the finished cell {folder} cannot be read: {error}",
-                "remove that folder; it is run again then",
+                "remove that folder, and the cell is run again",
             ) from error
 
     def estimate(self, recipes: Sequence[Recipe]) -> Estimate:
-        """What cells cost, learned from all of the same tasks that are finished."""
+        """How long cells take, learned from the finished ones of the same tasks."""
         known = Estimate()
         tasks = {recipe.task for recipe in recipes}
         for path in sorted(self.folder.glob(f"[!.]*/{METRICS}")):
-            with suppress(
-                UserError
-            ):  # a cell of another version may have options that this one does not know
-                recipe = make_recipe(from_yaml(path.parent / "recipe.yaml"))
+            with suppress(UserError):  # a cell of another version may have options unknown to this one
+                recipe = make_recipe(from_yaml(path.parent / RECIPE))
                 if recipe.task in tasks:
                     known.learn(recipe, Metrics.read(path.parent))
         return known
 
     def run(self, recipes: Sequence[Recipe]) -> None:
-        """Run what is not finished yet, one line for each, with the time that is left."""
+        """Run the cells that are not finished yet; say what each one is and how much time is left."""
         missing = [recipe for recipe in recipes if not self.is_finished(recipe)]
         if len(missing) < len(recipes):
-            say(f"{len(recipes) - len(missing)} of {len(recipes)} cells are already there")
+            say(f"{len(recipes) - len(missing)} of {len(recipes)} cells are finished already")
         known = self.estimate(recipes)
         for number, recipe in enumerate(missing, start=1):
             left = known.total(missing[number - 1 :])
             rest = f"; about {duration(left)} left" if left is not None else ""
-            say(f"cell {number} of {len(missing)}: {describe(recipe)}{rest}")
+            say(f"cell {number} of {len(missing)}: {cell_label(recipe)}{rest}")
             started = time.perf_counter()
             folder = self.place(recipe)
             self._runner(replace(recipe, out=str(folder)))
@@ -137,12 +135,12 @@ class Cells:
 
 
 def over_seeds(recipes: Sequence[Recipe], seeds: int) -> list[Recipe]:
-    """Every variant with every seed, each once, seed by seed: the first table is there early."""
+    """Every variant with every seed, each once, seed by seed: then a first table is complete early."""
     cells = [replace(recipe, seed=recipe.seed + seed) for seed in range(seeds) for recipe in recipes]
     return list(dict.fromkeys(cells))
 
 
-def describe(recipe: Recipe) -> str:
+def cell_label(recipe: Recipe) -> str:
     """A cell in a few words."""
     words = [str(recipe.task), name_of(recipe), recipe.bits]
     if recipe.method in ("mrem-s", "mrem-p"):
@@ -150,7 +148,7 @@ def describe(recipe: Recipe) -> str:
     if recipe.method == "ptq":
         return ", ".join(words)
     if recipe.method == "qat":
-        words.append(f"{getattr(recipe, 'qat_epochs', '')} epochs")
+        words.append(f"{recipe.qat_epochs} epochs")
     else:
         words += [f"{recipe.steps} steps", f"{recipe.calib_size} examples"]
     if recipe.method == "mrem-p" and recipe.teacher_forcing == 0:
@@ -161,7 +159,7 @@ def describe(recipe: Recipe) -> str:
 
 
 def fingerprint(model: str) -> str:
-    """Names the weights of a local model by their content, so that it may be moved; a hub id is its own."""
+    """Names the weights of a local model by their content, so that it may be moved; a hub id names itself."""
     folder = Path(model)
     if not folder.is_dir():
         return model
@@ -175,7 +173,7 @@ def fingerprint(model: str) -> str:
 
 
 def _check_subjects(out: Path, subjects: Sequence[Subject]) -> None:
-    """One folder holds one model per task: tables of two models would look alike and mean nothing."""
+    """One folder holds one model per task: a table with cells of two models would mean nothing."""
     path = out / SUBJECTS
     try:
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -186,12 +184,12 @@ def _check_subjects(out: Path, subjects: Sequence[Subject]) -> None:
         if before and before["fingerprint"] != subject.fingerprint:
             raise UserError(
                 f"--out {out} holds cells of another model for {subject.task}: {before['model']}",
-                "give another folder for --out, or the model that these cells are of",
+                "give another folder for --out, or the model of these cells",
             )
 
 
 def note_subjects(out: Path, subjects: Sequence[Subject]) -> None:
-    """Remember which model the cells of a task are of; other tasks' entries stay."""
+    """Write down whose cells these are, per task; entries of other tasks stay."""
     path = out / SUBJECTS
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     known |= {s.task: {"model": s.model, "data": s.data, "fingerprint": s.fingerprint} for s in subjects}

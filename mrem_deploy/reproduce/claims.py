@@ -1,4 +1,4 @@
-"""Which of the paper's orderings hold here: sentences made from numbers, never written beforehand."""
+"""Which of the paper's orderings hold here. The verdicts come from the numbers, never written by hand."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Finding:
 
 
 def verdict_of(gap: Gap) -> str:
-    """An ordering holds if the whole interval of the difference lies above 0."""
+    """An ordering holds if the entire interval of the difference is above 0."""
     if not math.isfinite(gap.low) or gap.low <= 0 <= gap.high:
         return OPEN
     return HOLDS if gap.low > 0 else FAILS
 
 
 def above(claim: str, gap: Gap, papers: float | None = None) -> Finding:
-    """`gap` is what the claim says is positive; `papers` the paper's own difference."""
+    """`gap`: the difference that the claim says is positive; `papers`: the same in the paper."""
     evidence = str(gap)
     if math.isfinite(gap.low):
         interval = f"{gap.low:+.2f} … {gap.high:+.2f}".replace("-", "−")
@@ -52,7 +52,7 @@ def above(claim: str, gap: Gap, papers: float | None = None) -> Finding:
 def less(
     claim: str, smaller: float, larger: float, unit: str, papers: tuple[float, float] | None = None
 ) -> Finding:
-    """A cost that the paper finds smaller than another; costs have no interval, so near is equal."""
+    """A cost that the paper finds smaller than another. Costs have no interval: within 2% they are equal."""
     verdict = HOLDS if smaller < larger else FAILS
     if abs(smaller - larger) <= SAME * larger:
         verdict = OPEN
@@ -63,7 +63,7 @@ def less(
 
 
 def falling(claim: str, values: Sequence[float], unit: str) -> Finding:
-    """Each smaller than the one before."""
+    """Each value is smaller than the one before."""
     rises = any(after > before * (1 + SAME) for before, after in pairwise(values))
     flat = any(after >= before * (1 - SAME) for before, after in pairwise(values))
     verdict = FAILS if rises else OPEN if flat or len(values) < 2 else HOLDS
@@ -71,13 +71,13 @@ def falling(claim: str, values: Sequence[float], unit: str) -> Finding:
 
 
 def counted(claim: str, hits: int, of: int, evidence: str) -> Finding:
-    """An ordering over many places: it holds if it holds in all, fails if it fails in most."""
+    """An ordering in many places: it holds if it holds in all of them, fails if it fails in most."""
     verdict = HOLDS if hits == of else FAILS if 2 * hits < of else OPEN
     return Finding(claim, verdict, f"in {hits} of {of}; {evidence}")
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """One line over all of them; empty where there are none."""
+    """One line about all of them; empty if there are none."""
     if not findings:
         return ""
     number = {verdict: sum(f.verdict == verdict for f in findings) for verdict in (HOLDS, FAILS, OPEN)}

@@ -1,27 +1,27 @@
-"""How long a cell will take, from those that are finished.
+"""How long a cell will take, estimated from the finished ones.
 
-Work is counted in sentences that pass the whole model once forward and backward; how many seconds one takes
-is learned on this machine, for each method where it has been seen, else over all of them.
+Work is counted in sentences that pass the entire model once forward and backward. The seconds per sentence
+are learned on this machine: per method if one of its cells is finished, else over all methods.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mrem_deploy.recipe import Recipe, module_count
+from mrem_deploy.recipe import Recipe, module_count, parse_epochs
 from mrem_deploy.result import Metrics
 from mrem_deploy.train.mrem_p.launch import usable_cores
 
-# Beside a training pass of MREM-S: teacher and student forward, student backward.
+# Relative to a training pass of MREM-S: teacher and student forward, student backward.
 FORWARD = 0.3  # a sentence through both models, to fill the cache or to initialise
-REM = 2.5  # a step of REM runs its block anew for each of its products
-QAT = 1.2  # attention scores are compared as well
+REM = 2.5  # a step of REM runs its block again for each of its matmuls
+QAT = 1.2  # attention scores are compared too
 EVALUATION = 0.2
-USUAL_EVALUATION = 1000  # examples, where all are evaluated and their number is not known yet
+USUAL_EVALUATION = 1000  # examples, if all are evaluated and their number is not known yet
 
 
 def work(recipe: Recipe, examples: int | None = None) -> float:
-    """Sentences by weight; `examples` are those of the evaluation, where they are known."""
+    """Weighted sentences; `examples` are those of the evaluation, if their number is known."""
     trained = float(recipe.steps * recipe.batch_size)
     cached = FORWARD * recipe.calib_size * (module_count(recipe.modules) if recipe.method == "mrem-s" else 1)
     if recipe.method == "rem":
@@ -29,9 +29,8 @@ def work(recipe: Recipe, examples: int | None = None) -> float:
     elif recipe.method == "mrem-p":
         trained /= min(module_count(recipe.modules), recipe.workers or usable_cores())
     elif recipe.method == "qat":
-        first, _, second = str(getattr(recipe, "qat_epochs", "3+3")).partition("+")
-        size = getattr(recipe, "train_size", 0) or 50 * USUAL_EVALUATION
-        trained = QAT * size * (float(first) + float(second or 0))
+        size = recipe.train_size or 50 * USUAL_EVALUATION
+        trained = QAT * size * sum(parse_epochs(recipe.qat_epochs))
     elif recipe.method != "mrem-s":
         trained = 0.0
     if recipe.method == "ptq":
@@ -41,7 +40,7 @@ def work(recipe: Recipe, examples: int | None = None) -> float:
 
 
 class Estimate:
-    """Seconds of cells."""
+    """How many seconds cells take."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -54,7 +53,7 @@ class Estimate:
         self._work[recipe.method] = self._work.get(recipe.method, 0.0) + work(recipe, examples)
 
     def seconds(self, recipe: Recipe) -> float | None:
-        """None as long as nothing is known."""
+        """None while no cell is finished."""
         if not self._seconds:
             return None
         seen = [recipe.method] if recipe.method in self._seconds else list(self._seconds)

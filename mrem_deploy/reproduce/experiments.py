@@ -1,7 +1,6 @@
-"""The paper's experiments as data: which recipes each one needs. Nothing is run here.
+"""The paper's experiments as data: which recipes each one needs. Nothing is run here, and no torch is loaded.
 
-A recipe stands for one variant; `cells.py` runs it once per seed, and two experiments that need the same
-variant share it.
+A recipe is one variant; `cells.py` runs it once per seed. Experiments that need the same variant share it.
 """
 
 from __future__ import annotations
@@ -10,22 +9,22 @@ from dataclasses import dataclass
 
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.reproduce import paper
-from mrem_deploy.reproduce.plan import Plan, Recipes, Subject, gobo_of, recipe_of
+from mrem_deploy.reproduce.plan import ExperimentPlan, Recipes, Subject, gobo_of, recipe_of
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """`source` says where in the paper it stands, by the labels of its source."""
+    """`source` says where it is in the paper, by the labels of its LaTeX source."""
 
     name: str
     title: str
     source: str
     recipes: Recipes
-    all_subjects: bool = False  # one table over all tasks instead of one for each
-    tasks: tuple[str, ...] = tuple(paper.MAIN)  # on which the paper has it
+    all_subjects: bool = False  # one table for all tasks instead of one per task
+    tasks: tuple[str, ...] = tuple(paper.MAIN)  # those in the paper
 
 
-def main(plan: Plan, subject: Subject) -> list[Recipe]:
+def main(plan: ExperimentPlan, subject: Subject) -> list[Recipe]:
     return [
         recipe_of(plan, subject, method, bits)
         for bits in plan.widths(("4-4-8", "2-2-8", "2-2-4"))
@@ -34,7 +33,7 @@ def main(plan: Plan, subject: Subject) -> list[Recipe]:
     ]
 
 
-def glue(plan: Plan, subject: Subject) -> list[Recipe]:
+def glue(plan: ExperimentPlan, subject: Subject) -> list[Recipe]:
     found = [gobo_of(plan, subject, bits) for bits in ("3-4-32", "2-2-32") if plan.does("gobo")]
     return found + [
         recipe_of(plan, subject, method, bits)
@@ -44,7 +43,7 @@ def glue(plan: Plan, subject: Subject) -> list[Recipe]:
     ]
 
 
-def teacher_forcing(plan: Plan, subject: Subject) -> list[Recipe]:
+def teacher_forcing(plan: ExperimentPlan, subject: Subject) -> list[Recipe]:
     if not plan.does("mrem-p"):
         return []
     return [
@@ -55,8 +54,8 @@ def teacher_forcing(plan: Plan, subject: Subject) -> list[Recipe]:
     ]
 
 
-def rem_vs_mrem(plan: Plan, subject: Subject) -> list[Recipe]:
-    """REM for as long as it usually takes, REM for as many steps as MREM-S, MREM-S."""
+def rem_vs_mrem(plan: ExperimentPlan, subject: Subject) -> list[Recipe]:
+    """REM with its usual steps, REM with as many steps as MREM-S, and MREM-S."""
     found = []
     for bits in plan.widths(("4-4-8", "2-2-8", "2-2-4")):
         if plan.does("rem"):
@@ -67,12 +66,12 @@ def rem_vs_mrem(plan: Plan, subject: Subject) -> list[Recipe]:
     return found
 
 
-def module_counts(plan: Plan, subject: Subject) -> list[int]:
+def module_counts(plan: ExperimentPlan, subject: Subject) -> list[int]:
     """A model cannot be cut into more modules than it has blocks."""
     return [count for count in plan.module_counts if count <= subject.layers]
 
 
-def num_modules(plan: Plan, subject: Subject) -> list[Recipe]:
+def num_modules(plan: ExperimentPlan, subject: Subject) -> list[Recipe]:
     if not plan.does("mrem-s"):
         return []
     return [
@@ -81,7 +80,7 @@ def num_modules(plan: Plan, subject: Subject) -> list[Recipe]:
     ]
 
 
-def calib_size(plan: Plan, subject: Subject) -> list[Recipe]:
+def calib_size(plan: ExperimentPlan, subject: Subject) -> list[Recipe]:
     return [
         recipe_of(plan, subject, method, plan.lowest(), calib_size=size)
         for method in ("rem", "mrem-s", "mrem-p")
@@ -90,7 +89,7 @@ def calib_size(plan: Plan, subject: Subject) -> list[Recipe]:
     ]
 
 
-def error_propagation(plan: Plan, subject: Subject) -> list[Recipe]:
+def error_propagation(plan: ExperimentPlan, subject: Subject) -> list[Recipe]:
     return [
         recipe_of(plan, subject, method, bits)
         for bits in plan.widths(("2-2-8", "2-2-4"))
@@ -99,7 +98,7 @@ def error_propagation(plan: Plan, subject: Subject) -> list[Recipe]:
     ]
 
 
-def per_channel(plan: Plan, subject: Subject) -> list[Recipe]:
+def per_channel(plan: ExperimentPlan, subject: Subject) -> list[Recipe]:
     return [
         recipe_of(plan, subject, method, bits, per_channel=channels)
         for bits in plan.widths(("4-4-8", "2-2-8", "2-2-4"))
@@ -109,12 +108,12 @@ def per_channel(plan: Plan, subject: Subject) -> list[Recipe]:
     ]
 
 
-def loss_steps(plan: Plan) -> tuple[int, ...]:
-    """The paper draws 250 and 2,000 steps: the fewest of the table, and the usual number."""
+def loss_steps(plan: ExperimentPlan) -> tuple[int, ...]:
+    """The paper plots 250 and 2,000 steps: the fewest of its table and the usual number."""
     return tuple(sorted({min(plan.forcing_steps), plan.steps}))
 
 
-def loss_curves(plan: Plan, subject: Subject) -> list[Recipe]:
+def loss_curves(plan: ExperimentPlan, subject: Subject) -> list[Recipe]:
     if not plan.does("mrem-p"):
         return []
     return [
@@ -124,7 +123,7 @@ def loss_curves(plan: Plan, subject: Subject) -> list[Recipe]:
     ]
 
 
-def overview(plan: Plan, subject: Subject) -> list[Recipe]:
+def overview(plan: ExperimentPlan, subject: Subject) -> list[Recipe]:
     bits = plan.widths(("4-4-8",))[0]
     return [recipe for recipe in main(plan, subject) if recipe.bits == bits]
 

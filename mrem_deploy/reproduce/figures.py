@@ -33,6 +33,7 @@ from mrem_deploy.report.plots import (
 )
 from mrem_deploy.reproduce.layout import NAMES, Record, Score
 from mrem_deploy.reproduce.plan import Subject
+from mrem_deploy.result import Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +55,7 @@ Parts = tuple[str, str, str, "Figure"]
 
 
 def styled(draw: Callable[..., Parts]) -> Callable[..., Plot]:
-    """Drawn and rendered in the style of all reports."""
+    """Draw and render in the style of all reports."""
 
     @wraps(draw)
     def rendered(*arguments: Any) -> Plot:
@@ -69,12 +70,12 @@ def _style(name: str) -> tuple[str, str]:
 
 
 def _column(records: Sequence[Record], key: str) -> np.ndarray:
-    """Numbers of one column, NaN where there are none."""
+    """The numbers of one column; NaN where there are none."""
     return np.array([r[key] if is_number(r.get(key)) else np.nan for r in records], dtype=np.float64)
 
 
 def _spread(records: Sequence[Record], key: str) -> np.ndarray | None:
-    """Standard deviations for error bars; None where no number has one."""
+    """Standard deviations for error bars; None if no number has one."""
     std = _column(records, f"{key}_std")
     return np.nan_to_num(std) if np.isfinite(std).any() else None
 
@@ -117,7 +118,7 @@ def _level(axes: Axes, value: float) -> None:
 def _ours_and_paper(
     name: str, title: str, records: Sequence[Record], score: Score, by: str, papers: str, level: Record | None
 ) -> Parts:
-    """Two panels with scales of their own: what was measured here, and what the paper printed."""
+    """Two panels with separate scales: our numbers and the paper's."""
     quantized = [r for r in records if r["bits"] != "32"]
     groups = list(dict.fromkeys(r["bits"] for r in quantized))
     series = list(dict.fromkeys(r[by] for r in quantized))
@@ -152,13 +153,13 @@ def scores(name: str, title: str, records: Sequence[Record], score: Score, by: s
 
 @styled
 def per_channel(records: Sequence[Record], score: Score) -> Parts:
-    """Both ways of every row as points of their own, joined."""
+    """Two joined points per row: without and with per-channel scales."""
     panels = [("", "Here")]
     if any(is_number(r.get(f"paper_{score.key}_with")) for r in records):
         panels.append(("paper_", "Paper: BERT-base, mnli"))
     figure, drawn = new_figure(1.6 + 0.33 * len(records), columns=len(panels))
     for axes, (prefix, heading) in zip(np.atleast_1d(drawn), panels, strict=True):
-        before, after = (_column(records, f"{prefix}{score.key}_{told}") for told in ("without", "with"))
+        before, after = (_column(records, f"{prefix}{score.key}_{case}") for case in ("without", "with"))
         for at, record in enumerate(records):
             colour, marker = _style(NAMES[record["method"]])
             axes.plot([before[at], after[at]], [at, at], color=colour, linewidth=1.6, alpha=0.6)
@@ -172,19 +173,19 @@ def per_channel(records: Sequence[Record], score: Score) -> Parts:
     if len(panels) > 1:
         drawn[1].tick_params(labelleft=False)
     caption = (
-        "Hollow: one step per matrix. Filled: one step per output channel. The scales of the panels differ."
+        "Hollow: one scale per matrix. Filled: one scale per output channel. The axes of the panels differ."
     )
-    return "per-channel", "Per-channel steps", caption, figure
+    return "per-channel", "Per-channel scales", caption, figure
 
 
 @styled
 def overview(records: Sequence[Record], score: Score, bits: str) -> Parts:
-    """Four panels of bars, a method each; a missing number leaves its place empty."""
+    """Four panels with a bar per method; a missing number leaves its place empty."""
     names = [str(NAMES.get(r["method"], r["method"])) for r in records]
     panels = [
         (score.key, f"{score.header} (%)"),
         ("minutes", "Training (min)"),
-        ("gigabytes", "Memory (GB)"),
+        ("gigabytes", "Memory (GiB)"),
         ("thousands", "Data (thousands)"),
     ]
     figure, drawn = new_figure(1.3 + 0.36 * len(records), columns=4)
@@ -204,14 +205,14 @@ def overview(records: Sequence[Record], score: Score, bits: str) -> Parts:
         axes.margins(x=0.45)
         axes.set_title(heading, fontsize=10)
     caption = (
-        f"At {bits}. Every panel has its own scale from 0. Of the score more is better, of all else less."
+        f"At {bits}. Each panel has its own scale from 0. More is better for the score, less for all else."
     )
     return "overview", "Four dimensions", caption, figure
 
 
 @styled
 def glue(records: Sequence[Record], tasks: Sequence[str]) -> Parts:
-    """A line per method and bits, with its size beside the point: they are too near for a plane."""
+    """A line per method and bits, with the size next to the point: sizes are too close for a second axis."""
     rows = [r for r in records if is_number(r.get("average")) or is_number(r.get("paper_average"))]
     names = [str(NAMES.get(r["method"], r["method"])) for r in rows]
     panels = [("", "Here"), ("paper_", "Paper: BERT-base")]
@@ -225,7 +226,7 @@ def glue(records: Sequence[Record], tasks: Sequence[str]) -> Parts:
             axes.plot(average, at, color=colour, marker=marker, markersize=8)
             if np.isfinite(average) and np.isfinite(size):
                 axes.annotate(
-                    f"{short(size)} MB", (average, at), xytext=(8, 0), textcoords="offset points",
+                    f"{short(size)} MiB", (average, at), xytext=(8, 0), textcoords="offset points",
                     va="center", fontsize=8,
                 )  # fmt: skip
         axes.set_yticks(range(len(rows)), [f"{n} {r['bits']}" for n, r in zip(names, rows, strict=True)])
@@ -236,11 +237,11 @@ def glue(records: Sequence[Record], tasks: Sequence[str]) -> Parts:
         axes.set_title(heading)
     for axes in every[1:]:
         axes.tick_params(labelleft=False)
-    told = tasks[0].upper() if len(tasks) == 1 else f"average of {', '.join(task.upper() for task in tasks)}"
-    figure.supxlabel(f"{told} (%)", fontsize=10)
+    listed = ", ".join(task.upper() for task in tasks)
+    figure.supxlabel(f"{listed if len(tasks) == 1 else f'average of {listed}'} (%)", fontsize=10)
     caption = (
-        "Score, with the size of the model beside it. The scales of the panels differ. A row has a point "
-        "where its score is known for all of these tasks."
+        "Score, with the size of the model next to it. The scales of the panels differ. A row has a point "
+        "if its score is known for all of these tasks."
     )
     return "glue", "Size and score", caption, figure
 
@@ -291,7 +292,7 @@ def num_modules(records: Sequence[Record], metric: str, full: float) -> Parts:
         known = np.isfinite(gigabytes)
         if not known.any():
             continue
-        # Of models as different as these only the shares can stand on one scale.
+        # The models are so different that only shares fit on one scale.
         share = np.nan_to_num(100 * gigabytes / gigabytes[known][0])
         bars = right.bar(at + (place - 0.5) * 0.4, share, 0.4, color=colour, label=label)
         right.bar_label(
@@ -305,8 +306,8 @@ def num_modules(records: Sequence[Record], metric: str, full: float) -> Parts:
         axes.set_xticks(at, counts)
         axes.grid(visible=False, axis="x")
     caption = (
-        "Left: the score; right: peak memory of training, in GB over the bars. Here it is the memory of "
-        "the whole process, with libraries, both models and the cache; the paper's is that of a GPU."
+        "Left: the score; right: peak memory of training, in GiB above the bars. Here it is the memory of "
+        "the entire process, with libraries, both models and the cache; the paper's is that of a GPU."
     )
     return "num-modules", "Number of modules", caption, figure
 
@@ -352,20 +353,18 @@ def error_propagation(records: Sequence[Record], keys: Sequence[tuple[str, str]]
         axes.set_xticks(at, names)
         axes.grid(visible=False, axis="x")
         axes.set(title=bits, xlabel=meaning)
-    for axes in panels:  # the same scale: what fewer bits cost is to be seen
+    for axes in panels:  # the same scale, to show what fewer bits cost
         axes.set_ylim(0, 1.08 * top)
     panels[0].set_ylabel("relative error ‖f̂ − f‖ / ‖f‖")
     handles, labels = panels[0].get_legend_handles_labels()
-    # Below the panels: no corner inside is free for sure.
+    # Below the panels: inside, no corner is sure to be free.
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    caption = (
-        "How far every layer's output is from full precision, with all layers before it quantized as well."
-    )
+    caption = "How far every layer's output is from full precision, with all layers before it quantized too."
     return "error-propagation", "Error by layer", caption, figure
 
 
 @styled
-def loss_curves(curves: Mapping[tuple[int, bool], Mapping[str, Any]], forcing: float) -> Parts:
+def loss_curves(curves: Mapping[tuple[int, bool], Mapping[str, Curve]], forcing: float) -> Parts:
     """A row per number of steps, a column per module; the steps with teacher forcing are shaded."""
     from matplotlib.figure import Figure as MatplotlibFigure
 
@@ -395,6 +394,6 @@ def loss_curves(curves: Mapping[tuple[int, bool], Mapping[str, Any]], forcing: f
     )
     caption = (
         "Loss of every module in MREM-P, means of neighbouring steps, log scales. Shaded: the steps with "
-        "teacher forcing, in which the loss is low because the input is clean; compare the curves after them."
+        "teacher forcing; there the loss is low because the input is clean, so compare the curves after them."
     )
     return "loss-curves", "Loss with and without teacher forcing", caption, figure

@@ -1,6 +1,8 @@
-"""Teacher forcing in MREM-P: what it gains by steps and bits, and what it does to the loss of modules."""
+"""Teacher forcing in MREM-P: its gain by steps and bits, and its effect on the loss of modules."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from mrem_deploy.report.plots import ends, finite
 from mrem_deploy.reproduce import claims, experiments, figures, paper
@@ -15,11 +17,12 @@ from mrem_deploy.reproduce.layout import (
     spread,
     words,
 )
-from mrem_deploy.reproduce.plan import Plan, Subject
+from mrem_deploy.reproduce.plan import ExperimentPlan, Subject
 from mrem_deploy.reproduce.results import Gap, Results, gap
+from mrem_deploy.result import Curve
 
 
-def teacher_forcing(plan: Plan, subject: Subject, results: Results) -> Shown:
+def teacher_forcing(plan: ExperimentPlan, subject: Subject, results: Results) -> Shown:
     recipes = {
         (r.bits, r.steps, r.teacher_forcing > 0): r for r in experiments.teacher_forcing(plan, subject)
     }
@@ -75,18 +78,18 @@ def _forcing_findings(gains: dict[tuple[str, int], Gap]) -> list[Finding]:
     return found
 
 
-def loss_curves(plan: Plan, subject: Subject, results: Results) -> Shown:
+def loss_curves(plan: ExperimentPlan, subject: Subject, results: Results) -> Shown:
     recipes = {(r.steps, r.teacher_forcing > 0): r for r in experiments.loss_curves(plan, subject)}
     records: list[Record] = []
-    drawn: dict[tuple[int, bool], dict[str, list[list[float]]]] = {}
+    drawn: dict[tuple[int, bool], Mapping[str, Curve]] = {}
     for (steps, forcing), recipe in recipes.items():
         run = results[recipe].runs[0]
         drawn[steps, forcing] = run.history.curves
         for module, curve in run.history.curves.items():
             points = finite(curve)
             start, end = ends(points) if len(points) else (None, None)
-            told = "with" if forcing else "without"
-            records.append({"steps": steps, "module": module, "forcing": told, "start": start, "end": end})
+            case = "with" if forcing else "without"
+            records.append({"steps": steps, "module": module, "forcing": case, "start": start, "end": end})
     columns = [
         number("steps", "Steps", 0),
         words("module", "Module"),
@@ -97,7 +100,9 @@ def loss_curves(plan: Plan, subject: Subject, results: Results) -> Shown:
     found = []
     for steps in dict.fromkeys(steps for steps, _ in recipes):
         last = {(r["module"], r["forcing"]): r["end"] for r in records if r["steps"] == steps}
-        later = list(dict.fromkeys(module for module, _ in last))[1:]  # the first has no input to be forced
+        later = list(dict.fromkeys(module for module, _ in last))[
+            1:
+        ]  # the first gets no input from another module
         lower = sum(last[module, "with"] < last[module, "without"] for module in later)
         ratios = ", ".join(f"{last[module, 'with'] / last[module, 'without']:.3f}" for module in later)
         claim = f"{steps:,} steps: modules after the first end with a lower loss with teacher forcing"
@@ -105,5 +110,5 @@ def loss_curves(plan: Plan, subject: Subject, results: Results) -> Shown:
             found.append(claims.counted(claim, lower, len(later), f"loss with / without: {ratios}"))
     share = max(recipe.teacher_forcing for recipe in recipes.values())
     plot = figures.loss_curves(drawn, share)
-    notes = ["Start and end are means over the first and last tenth of the steps, of the first seed."]
+    notes = ["Start and end are means over the first and last tenth of the steps, for the first seed."]
     return Shown(columns, records, found, [plot], notes, text_columns=3)

@@ -1,8 +1,8 @@
-"""Time and memory of the paper's own models on this machine: a few steps are measured, the rest computed.
+"""Time and memory of the paper's models on this machine: a few steps are measured, the rest is computed.
 
-Time and memory depend on the shape of a model and not on its weights, so random ones do. Every method runs
-its real training code for a few steps in a process of its own; seconds per step times the paper's steps is
-the time. What is extrapolated is labelled so in the table.
+Time and memory depend on the shape of a model and not on its weights, so random weights will do. Every
+method runs its real training code for a few steps in a separate process; the time is seconds per step times
+the paper's steps. The table labels what is extrapolated.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mrem_deploy.base.files import write_json
 from mrem_deploy.base.processes import in_fresh_process
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from mrem_deploy.train.job import TrainJob
 
 TRAINING_EXAMPLES = 392_702  # of MNLI
-REM_LAYERS = 3  # the first, the last, and one that stands for all between them
-PAPER_MODELS = {"bert-base": paper.BASE, "bert-large": paper.LARGE}
+REM_LAYERS = 3  # the first, the last, and one for all between them
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,17 @@ class Shape:
     threads: int
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """What a few steps of one method cost."""
+
+    seconds: list[float]  # per step: of every module (MREM), layer (REM) or stage (QAT)
+    gigabytes: float  # GiB, of the entire process
+    worker: float | None = None  # GiB of a worker of MREM-P
+
+
 def measure_all(shapes: Sequence[Shape], methods: Sequence[str], folder: Path) -> list[Record]:
-    """Every method of every shape; what is in `folder` already is not measured again."""
+    """Every method on every shape; what `folder` has already is not measured again."""
     records = []
     for shape in shapes:
         for name in ("qat", "rem", "mrem-s"):
@@ -56,8 +64,9 @@ def measure_all(shapes: Sequence[Shape], methods: Sequence[str], folder: Path) -
             path = folder / f"{key}.json"
             if not path.exists():
                 say(f"measuring {NAMES[name]} on {shape.name}, {shape.steps} steps")
-                write_json(path, {**asdict(shape), "method": name, **_MEASURES[name](shape)})
-            found = json.loads(path.read_text(encoding="utf-8"))
+                write_json(path, {**asdict(shape), "method": name, **asdict(_MEASURES[name](shape))})
+            content = json.loads(path.read_text(encoding="utf-8"))
+            found = Measurement(content["seconds"], content["gigabytes"], content.get("worker"))
             records += [_record(shape, row, found) for row in _rows(name, methods)]
     return records
 
@@ -67,7 +76,7 @@ def _rows(name: str, methods: Sequence[str]) -> list[str]:
     return [name, *(["mrem-p"] if name == "mrem-s" and "mrem-p" in methods else [])]
 
 
-def _measure_mrem(shape: Shape) -> dict[str, Any]:
+def _measure_mrem(shape: Shape) -> Measurement:
     modules = paper_plan("mnli").modules
     examples = shape.steps * shape.batch_size
     job = memory_job.Job(
@@ -78,14 +87,14 @@ def _measure_mrem(shape: Shape) -> dict[str, Any]:
     whole = memory_job.cache_megabytes(paper_plan("mnli").calib_size, shape.length, shape.geometry.hidden)
     add_totals(row, whole, float("inf"))
     seconds = [phase["seconds"] / shape.steps for phase in row["phases"] if "seconds" in phase]
-    return {"seconds": seconds, "gigabytes": row["total_mb"] / 1024, "worker": row["training_mb"] / 1024}
+    return Measurement(seconds, row["total_mb"] / 1024, row["training_mb"] / 1024)
 
 
-def _measure_rem(shape: Shape) -> dict[str, Any]:
+def _measure_rem(shape: Shape) -> Measurement:
     return in_fresh_process(_rem_job, shape)
 
 
-def _rem_job(shape: Shape) -> dict[str, Any]:
+def _rem_job(shape: Shape) -> Measurement:
     from mrem_deploy.base.machine import PeakMemory
     from mrem_deploy.train.rem import train_rem
 
@@ -99,24 +108,21 @@ def _rem_job(shape: Shape) -> dict[str, Any]:
     absent = 2 * 4 * block * (layers - REM_LAYERS) / 2**30  # teacher and student, in float32
     calibration = paper_plan("mnli").calib_size
     cache = memory_job.cache_megabytes(calibration, shape.length, shape.geometry.hidden) / 1024
-    return {
-        "seconds": [first, *[middle] * (layers - 2), last],
-        "gigabytes": peak.mb / 1024 + absent + cache,
-    }
+    return Measurement([first, *[middle] * (layers - 2), last], peak.mb / 1024 + absent + cache)
 
 
-def _measure_qat(shape: Shape) -> dict[str, Any]:
+def _measure_qat(shape: Shape) -> Measurement:
     return in_fresh_process(_qat_job, shape)
 
 
-def _qat_job(shape: Shape) -> dict[str, Any]:
+def _qat_job(shape: Shape) -> Measurement:
     from mrem_deploy.base.machine import PeakMemory
     from mrem_deploy.train.qat import train_qat
 
     with PeakMemory("cpu") as peak:
         log = train_qat(_prepare(shape, shape.geometry, "qat"))
     stages = [seconds / shape.steps for name, seconds in log.seconds.items() if name.startswith("stage")]
-    return {"seconds": stages, "gigabytes": peak.mb / 1024}
+    return Measurement(stages, peak.mb / 1024)
 
 
 _MEASURES = {"qat": _measure_qat, "rem": _measure_rem, "mrem-s": _measure_mrem}
@@ -145,7 +151,7 @@ def _prepare(shape: Shape, geometry: Geometry, method: str) -> TrainJob:
 
 
 def minutes(name: str, seconds: Sequence[float]) -> float:
-    """The paper's whole training on MNLI, from the seconds of its steps."""
+    """The paper's entire training on MNLI, from the seconds per step."""
     plan = paper_plan("mnli")
     if name == "qat":  # two stages of three epochs
         epochs = [float(part) for part in plan.qat_epochs.split("+")]
@@ -156,11 +162,11 @@ def minutes(name: str, seconds: Sequence[float]) -> float:
     return plan.steps * (max(seconds) if name == "mrem-p" else sum(seconds)) / 60
 
 
-def _record(shape: Shape, name: str, found: dict[str, Any]) -> Record:
-    papers = paper.MAIN["mnli"][2][PAPER_MODELS[shape.name]].get((shape.bits, name))
+def _record(shape: Shape, name: str, found: Measurement) -> Record:
+    papers = paper.MAIN["mnli"][2][paper.PAPER_MODELS[shape.name]].get((shape.bits, name))
     share = shape.batch_size / paper_plan("mnli").batch_size
-    seconds = found["seconds"]
-    gigabytes = found["worker"] if name == "mrem-p" else found["gigabytes"]
+    seconds = found.seconds
+    gigabytes = found.worker if name == "mrem-p" else found.gigabytes
     return {
         "model": shape.name,
         "method": name,
@@ -179,19 +185,19 @@ def show(records: list[Record], shape: Shape) -> Shown:
         quantity("seconds_per_step", "Seconds per step"),
         quantity("minutes", "Time, min (extrapolated)"),
         quantity("paper_minutes", "paper"),
-        quantity("gigabytes", "Memory, GB"),
+        quantity("gigabytes", "Memory, GiB"),
         quantity("paper_gigabytes", "paper"),
     ]
     found = []
     for model in dict.fromkeys(r["model"] for r in records):
         own = {r["method"]: r for r in records if r["model"] == model}
         for key, unit, pairs in (
-            ("gigabytes", "GB", (("rem", "mrem-s"), ("mrem-p", "mrem-s"), ("mrem-s", "qat"))),
+            ("gigabytes", "GiB", (("rem", "mrem-s"), ("mrem-p", "mrem-s"), ("mrem-s", "qat"))),
             ("minutes", "min", (("mrem-p", "mrem-s"), ("mrem-s", "qat"))),
         ):
             for less, more in pairs:
                 if less in own and more in own:
-                    what = "memory" if unit == "GB" else "time"
+                    what = "memory" if unit == "GiB" else "time"
                     claim = f"{model}: {NAMES[less]} takes less {what} than {NAMES[more]}"
                     printed = [own[m][f"paper_{key}"] for m in (less, more)]
                     papers = (printed[0], printed[1]) if None not in printed else None
@@ -201,17 +207,17 @@ def show(records: list[Record], shape: Shape) -> Shown:
     batch = f", scaled to batches of {plan.batch_size}" if scaled else ""
     notes = [
         f"Random weights, {shape.bits}, batch {shape.batch_size} × {shape.length} tokens; means of "
-        f"{shape.steps} measured steps, extrapolated to the paper's on MNLI{batch}: {plan.steps:,} a module, "
-        f"{plan.rem_steps} per product of REM, {plan.qat_epochs} epochs of {TRAINING_EXAMPLES:,} examples "
-        "for QAT.",
-        f"REM is measured on {REM_LAYERS} layers and counted for all. MREM-P: the slowest module, with a "
-        "device for each. Seconds per step of REM and MREM-S are over all modules. Memory is that of the "
-        f"process with its libraries and the cache of {plan.calib_size:,} examples; MREM-P has queues "
-        "instead. Filling the cache is not in the time. The paper's figures are of V100 GPUs.",
+        f"{shape.steps} measured steps, extrapolated to the paper's on MNLI{batch}: {plan.steps:,} per "
+        f"module, {plan.rem_steps} per matmul of REM, {plan.qat_epochs} epochs of {TRAINING_EXAMPLES:,} "
+        "examples for QAT.",
+        f"REM is measured on {REM_LAYERS} layers and computed for all. MREM-P: the slowest module, with a "
+        "device per module. Seconds per step of REM and MREM-S are sums over all modules. Memory is that of "
+        f"the process with its libraries and the cache of {plan.calib_size:,} examples; MREM-P has queues "
+        "instead of the cache. The time to fill the cache is not included. The paper used V100 GPUs.",
     ]
     if scaled:
         notes.append(
-            f"Memory is that of batches of {shape.batch_size}, not scaled: with {plan.batch_size} the "
-            "activations of a step, most of what QAT holds, would be larger."
+            f"Memory is for batches of {shape.batch_size}, not scaled: with {plan.batch_size} the "
+            "activations of a step, most of QAT's memory, would be larger."
         )
     return Shown(columns, records, found, [], notes)

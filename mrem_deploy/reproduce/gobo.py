@@ -1,4 +1,4 @@
-"""GOBO, a row of the paper's comparison: post-training, weights only, a dictionary per layer.
+"""GOBO, a row of the paper's comparison: post-training, weights only, one dictionary per layer.
 
 Zadeh et al., "GOBO: Quantizing Attention-Based NLP Models for Low Latency and Energy Efficient Inference",
 2020. Per layer: (1) a Gaussian is fitted to the weights; those whose log-density is below −4 are outliers
@@ -6,8 +6,8 @@ and stay as they are; (2) the others are sorted into 2^b groups of equal populat
 first representative values; (3) weights go to their nearest value, values to the mean of their weights,
 for as long as the sum of |w − ŵ| falls.
 
-What a reader would get wrong: this is no method of `quantize`. The values lie on no grid, so there are no
-integers to multiply, no QuantizeLinear to export; the model runs in torch and its size is a formula.
+Note: this is not a method of `mrem quantize`. The values are on no grid, so there are no integers to multiply
+and no QuantizeLinear to export. The model runs in torch, and its size is computed by a formula.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ from mrem_deploy.numerics import UNQUANTIZED_BITS
 from mrem_deploy.quant.frozen import MEBIBYTE
 from mrem_deploy.quant.spec import QuantSpec
 
-LOG_DENSITY = -4.0  # of the fitted Gaussian; what lies below is an outlier
-MAX_ITERATIONS = 200  # a bound only: the sum of errors stops falling long before
+LOG_DENSITY = -4.0  # of the fitted Gaussian; a weight below it is an outlier
+MAX_ITERATIONS = 200  # only a bound: the sum of errors stops falling long before
 VALUE_BYTES = POSITION_BYTES = 4
 
 
 @dataclass(frozen=True)
 class GoboSize:
-    """Bytes of a GOBO model, by what they hold."""
+    """Bytes of a GOBO model."""
 
-    codes: float  # b bits for every weight, an outlier's being overwritten
+    codes: float  # b bits for every weight, outliers included
     dictionaries: float
     outliers: float  # value and position of each
-    full_precision: float  # all that is not quantized
+    full_precision: float  # what is not quantized
     outlier_share: float  # of the quantized weights
 
     @property
     def mb(self) -> float:
+        """MiB."""
         return (self.codes + self.dictionaries + self.outliers + self.full_precision) / MEBIBYTE
 
 
 @dataclass(frozen=True)
 class GoboWeight:
-    """A weight after GOBO: its values, where its outliers are, and its representative values."""
+    """A weight after GOBO: its values, its outliers and its dictionary."""
 
     values: torch.Tensor
     outliers: torch.Tensor  # bool, the shape of the weight
@@ -58,12 +59,12 @@ class GoboWeight:
 def gobo_model(teacher: PreTrainedModel, spec: QuantSpec) -> tuple[PreTrainedModel, GoboSize]:
     """A copy of the model with every linear and the word embedding replaced by GOBO's values, and its size.
 
-    Activations stay full precision: 3-4-32 and 2-2-32 are the paper's rows.
+    Activations stay in full precision: 3-4-32 and 2-2-32 are the paper's rows.
     """
     if spec.activation_bits != UNQUANTIZED_BITS:
         raise UserError(
             f"GOBO quantizes weights only; got {spec.activation_bits}-bit activations",
-            "give 32 bits for them, such as 3-4-32",
+            "give 32 bits for activations, such as 3-4-32",
         )
     model = copy.deepcopy(teacher)
     found = anatomy(model)
@@ -109,9 +110,9 @@ def find_outliers(weight: torch.Tensor) -> torch.Tensor:
 
 
 def find_dictionary(ordered: torch.Tensor, count: int) -> tuple[torch.Tensor, int]:
-    """At most `count` representative values of sorted weights, and the iterations it took.
+    """At most `count` representative values of sorted weights, and the number of iterations.
 
-    Sorted weights fall into consecutive runs, so a run's mean is a difference of two prefix sums.
+    The weights of one value are consecutive, so their mean is a difference of two prefix sums.
     """
     if len(ordered) == 0:
         return ordered, 0
@@ -134,11 +135,11 @@ def find_dictionary(ordered: torch.Tensor, count: int) -> tuple[torch.Tensor, in
 
 
 def _run_means(prefix: torch.Tensor, cuts: torch.Tensor) -> torch.Tensor:
-    """Mean of every run that is not empty; of equal means one is enough."""
+    """The mean of every run that is not empty, without duplicates."""
     cuts = cuts.unique()
     return (prefix[cuts].diff() / cuts.diff()).unique()
 
 
 def _nearest(ordered: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The index of the closest value of each; halfway, the lower one."""
+    """The index of the closest value for each weight; halfway, the lower one."""
     return torch.bucketize(ordered, (values[1:] + values[:-1]) / 2)

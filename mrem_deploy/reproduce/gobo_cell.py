@@ -1,4 +1,4 @@
-"""GOBO as a cell of the comparison on GLUE: no training, scored in torch, its size by its own formula."""
+"""GOBO as a cell of the comparison on GLUE: no training, evaluated in torch, size by a formula."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLOAT_BYTES = 4
 
 
 def run_gobo(recipe: Recipe) -> None:
-    """Write the cell's folder, with what tables need of it."""
+    """Write the cell's folder: metrics, history and predictions."""
     import torch
 
     from mrem_deploy.reproduce.gobo import gobo_model
@@ -55,6 +55,6 @@ def run_gobo(recipe: Recipe) -> None:
                 workers=(WorkerCost("main", memory.mb),),
                 calibration_samples=0,
             ),
-            environment=machine.describe(),
+            environment=machine.describe_machine(),
             size=Sizes(FLOAT_BYTES * whole / MEBIBYTE, size.mb),
         ).write(folder)

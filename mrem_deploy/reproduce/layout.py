@@ -1,4 +1,4 @@
-"""A table as records: numbers for csv and json, and the same numbers as the cells that people read."""
+"""A table as records: numbers for csv and json, and columns that show them to people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mrem_deploy.reproduce.paper import Figure
 from mrem_deploy.reproduce.plan import Subject
 from mrem_deploy.reproduce.results import Gap, Measured
 
-Record = dict[str, Any]
+Record = dict[str, Any]  # a row as csv and json get it
 NAMES = {
     "full": "full precision",
     "qat": "QAT",
@@ -30,7 +30,7 @@ NAMES = {
 
 @dataclass
 class Shown:
-    """An experiment as it is shown: `records` are the rows, `columns` how they are read."""
+    """An experiment as it is shown: `records` are the rows, `columns` show them."""
 
     columns: list[Column]
     records: list[Record]
@@ -111,7 +111,7 @@ def score_fields(key: str, ours: Spread | None, papers: Figure | None) -> Record
 
 
 def gap_fields(key: str, gap: Gap | None) -> Record:
-    """A difference with all that is known of its uncertainty."""
+    """A difference with its uncertainty."""
     if gap is None:
         return dict.fromkeys((key, f"{key}_error", f"{key}_low", f"{key}_high", f"{key}_how"))
     numbers = {key: gap.value, f"{key}_error": gap.error, f"{key}_low": gap.low, f"{key}_high": gap.high}
@@ -121,13 +121,13 @@ def gap_fields(key: str, gap: Gap | None) -> Record:
 
 @dataclass(frozen=True)
 class Score:
-    """One of the scores of a task: where it stands in our metrics and in the paper's tables."""
+    """One of the scores of a task: where it is in our metrics and in the paper's tables."""
 
     key: str
     header: str
     split: str
     metric: str
-    papers: int  # first or second score of the paper's main tables
+    papers: int  # 0 or 1: the first or second score of the paper's main tables
 
 
 def scores_of(subject: Subject, measured: Measured) -> list[Score]:

@@ -1,10 +1,10 @@
-"""What stays: a csv, a json and plots of every experiment, and one page over all (index.md, index.html)."""
+"""The files of `mrem reproduce`: csv, json and plots per experiment, and one page (index.md, index.html)."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -16,7 +16,7 @@ from mrem_deploy.benchmarks.output import table as aligned
 from mrem_deploy.report.html import CSS, figure_html, table_html
 from mrem_deploy.report.page import environment_table
 from mrem_deploy.reproduce.claims import summary
-from mrem_deploy.reproduce.layout import Shown
+from mrem_deploy.reproduce.layout import Record, Shown
 
 FORMAT = 1
 
@@ -35,13 +35,13 @@ class Entry:
         return self.shown.table(self.title)
 
     def text(self) -> str:
-        """For the screen: the table, what it is not, and what it says about the paper's orderings."""
+        """For the terminal: the table, how it differs from the paper's, and which orderings hold."""
         table = self.table()
         parts = [f"{self.title} ({self.source})", aligned(table.header, table.rows), self.caption]
-        parts += [*self.shown.notes, *self._told()]
+        parts += [*self.shown.notes, *self._findings()]
         return "\n\n".join(part for part in parts if part)
 
-    def _told(self) -> list[str]:
+    def _findings(self) -> list[str]:
         lines = [f"- {finding}" for finding in self.shown.findings]
         return [summary(self.shown.findings), "\n".join(lines)] if lines else []
 
@@ -51,8 +51,8 @@ class Provenance:
     """Where the numbers come from."""
 
     command: str
-    environment: dict[str, Any]
-    left_out: Sequence[str]  # sentences about what could not be run
+    environment: Mapping[str, Any]  # of base/machine.py
+    left_out: Sequence[str]  # sentences about what was not run
 
     @property
     def date(self) -> str:
@@ -60,7 +60,7 @@ class Provenance:
 
 
 def write_entry(entry: Entry, folder: Path, provenance: Provenance) -> list[Path]:
-    """STEM.csv, STEM.json and plots/STEM*.png; returns what was written."""
+    """Write STEM.csv, STEM.json and plots/STEM*.png; returns their paths."""
     shown = entry.shown
     written = [folder / f"{entry.stem}.csv", folder / f"{entry.stem}.json"]
     write_text(written[0], to_csv(shown.records))
@@ -78,7 +78,7 @@ def write_entry(entry: Entry, folder: Path, provenance: Provenance) -> list[Path
             "left_out": list(provenance.left_out),
             "command": provenance.command,
             "date": provenance.date,
-            "environment": provenance.environment,
+            "environment": dict(provenance.environment),
         },
     )
     for plot in shown.plots:
@@ -89,8 +89,8 @@ def write_entry(entry: Entry, folder: Path, provenance: Provenance) -> list[Path
     return written
 
 
-def to_csv(records: Sequence[dict[str, Any]]) -> str:
-    """Every number in full; what is not known is empty."""
+def to_csv(records: Sequence[Record]) -> str:
+    """Every number in full precision; unknown ones are empty."""
     names = list(dict.fromkeys(name for record in records for name in record))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
@@ -132,7 +132,7 @@ def _markdown(entries: Sequence[Entry], folder: Path, title: str, provenance: Pr
 
 
 def _own_ids(html: str, name: str, stem: str) -> str:
-    """The same plot of two subjects on one page: each refers to parts of its own."""
+    """Ids that are unique on the page, which may show the same plot for two subjects."""
     for before in ('id="', "url(#", 'href="#'):
         html = html.replace(f"{before}{name}-", f"{before}{stem}-plot-{name}-")
     return html
@@ -145,9 +145,9 @@ def _section(entry: Entry) -> str:
         f"<li>{escape(f.claim)}: <b>{escape(f.verdict)}</b> ({escape(f.evidence)})</li>"
         for f in entry.shown.findings
     )
-    told = f"<p>{escape(summary(entry.shown.findings))}</p><ul>{found}</ul>" if found else ""
+    verdicts = f"<p>{escape(summary(entry.shown.findings))}</p><ul>{found}</ul>" if found else ""
     anchor, source = escape(entry.stem, quote=True), escape(f"In the paper: {entry.source}.")
-    body = f'{table_html(entry.table())}<p class="note">{source}</p>{notes}{told}{figures}'
+    body = f'{table_html(entry.table())}<p class="note">{source}</p>{notes}{verdicts}{figures}'
     return f'<div id="{anchor}">{body}</div>\n'
 
 
@@ -179,7 +179,7 @@ main {{ max-width: 1080px; }} li {{ margin: 3px 0; font-size: 14px; }} a {{ colo
 {sections}
 <div class="details">{table_html(environment_table(provenance.environment))}
 <section><h2>Command</h2><pre>{escape(provenance.command)}</pre></section></div>
-<footer>Every number is in the csv and json files beside this page. Made by mrem_deploy.</footer>
+<footer>Every number is in the csv and json files next to this page. Made by mrem_deploy.</footer>
 </main>
 </body>
 </html>

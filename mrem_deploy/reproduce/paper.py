@@ -1,4 +1,4 @@
-"""The paper's own figures, typed from its tables and text; the label of each in its source stands beside it.
+"""The paper's numbers, typed from its tables and text; each has its label in the LaTeX source next to it.
 
 Bai et al., "Towards Efficient Post-training Quantization of Pre-trained Language Models". Times are minutes
 on V100 GPUs, memory is GB of one GPU (of each of four for MREM-P), ± is the standard deviation over ten
@@ -32,6 +32,7 @@ class MainRow:
 
 
 BASE, LARGE = "BERT-base", "BERT-large"
+PAPER_MODELS = {"bert-base": BASE, "bert-large": LARGE}  # by the names of --geometry
 FULL_ROW = "full", "-"  # bits and method of the first row of every main table
 
 # bits, method | time, memory, data, scores of BERT-base | the same of BERT-large

@@ -1,8 +1,8 @@
 """Numbers of one variant over its seeds, and how sure their differences are.
 
-What a reader would get wrong: where the uncertainty of a difference comes from. With several seeds it is
-the spread of the difference from seed to seed (Student's t over the runs). With one seed it is what another
-draw of evaluation examples would change (paired bootstrap), which says nothing of another calibration set.
+Note where the uncertainty of a difference comes from. With several seeds it is the spread of the difference
+from seed to seed (Student's t over the runs). With one seed it is what another sample of evaluation examples
+would change (paired bootstrap), which says nothing about another calibration set.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NORMAL_95 = 1.959964  # the quantile of the normal distribution at (1 + CONFIDEN
 
 @dataclass(frozen=True)
 class Gap:
-    """A difference of two scores in points, its standard error and 95% interval; NaN where unknown."""
+    """A difference of two scores in points, its standard error and 95% interval; NaN if unknown."""
 
     value: float
     error: float
@@ -37,7 +37,7 @@ class Gap:
         return f"{sign} ± {self.error:.2f}" if math.isfinite(self.error) else sign
 
     def minus(self, other: Gap) -> Gap:
-        """A difference of differences; the two are taken as independent."""
+        """A difference of differences, treated as independent."""
         value, error = self.value - other.value, math.hypot(self.error, other.error)
         return Gap(value, error, value - NORMAL_95 * error, value + NORMAL_95 * error, self.how)
 
@@ -59,7 +59,7 @@ class Measured:
     def values(
         self, split: str | None = None, model: str = QUANTIZED, metric: str | None = None
     ) -> list[float]:
-        """The score of every run, in percent; of the first split where none is named."""
+        """The score of every run in percent, on the first split unless one is named."""
         split, metric = split or self.splits[0], metric or self.metric
         return [float(run.metrics.accuracy.splits[split].scores[model][metric]) for run in self.runs]
 
@@ -72,26 +72,18 @@ class Measured:
 
     @property
     def gigabytes(self) -> float:
-        """Peak memory, of the largest worker where there are several."""
+        """Peak memory in GiB, of the largest worker if there are several."""
         return fmean(run.metrics.cost.peak_memory_mb for run in self.runs) / 1024
 
     @property
-    def workers(self) -> int:
-        return len(self.runs[0].metrics.cost.workers)
-
-    @property
     def examples(self) -> int:
-        """What it was trained on: the training set for QAT, the calibration set else."""
+        """Examples it was trained on: the training set for QAT, else the calibration set."""
         first = self.runs[0].metrics
         trained = first.qat.training_samples if first.qat else None
         return trained or first.cost.calibration_samples or 0
 
-    @property
-    def megabytes(self) -> float:
-        return self.runs[0].metrics.size.quantized_mb
-
     def layer_errors(self) -> tuple[list[str], np.ndarray]:
-        """Names of the layers, and their errors after training by run (seeds, layers)."""
+        """Names of the layers, and their errors after training, (runs, layers)."""
         errors = [run.history.layer_errors for run in self.runs]
         return list(errors[0].layers), np.array([own.after for own in errors])
 
@@ -125,7 +117,7 @@ def _over_examples(
     one: CellResult, other: CellResult, split: str, model_a: str, model_b: str, difference: float
 ) -> Gap:
     first, second = one.examples.get(split), other.examples.get(split)
-    unknown = Gap(difference, math.nan, math.nan, math.nan, "one seed, answers not comparable one by one")
+    unknown = Gap(difference, math.nan, math.nan, math.nan, "one seed, predictions not comparable one by one")
     if first is None or second is None:
         return unknown
     a, b = first.predictions[model_a], second.predictions[model_b]
@@ -139,7 +131,7 @@ def _over_examples(
 
 
 class Results:
-    """Everything measured, by recipe."""
+    """All runs, by recipe."""
 
     def __init__(self, runs: Mapping[Recipe, CellResult], seeds: int) -> None:
         self._runs, self._seeds = runs, seeds

@@ -1,4 +1,4 @@
-"""From experiments to tables: the cells of all that is asked for, their cost, and what they show."""
+"""From experiments to tables: which cells they need, how long those take, and what they show."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mrem_deploy.base.format import duration
 from mrem_deploy.benchmarks.geometry import GEOMETRIES
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.reproduce import ablations, forcing, geometry, tables
-from mrem_deploy.reproduce.cells import Cells, describe, over_seeds
+from mrem_deploy.reproduce.cells import Cells, cell_label, over_seeds
 from mrem_deploy.reproduce.experiments import EXPERIMENTS, Experiment
 from mrem_deploy.reproduce.page import Entry
-from mrem_deploy.reproduce.plan import Plan, Subject, available_methods, differences
+from mrem_deploy.reproduce.plan import ExperimentPlan, Subject, available_methods, differences
 from mrem_deploy.reproduce.results import Results
 
 PRESENTERS = {
@@ -27,8 +27,8 @@ PRESENTERS = {
     "error-propagation": ablations.error_propagation,
     "per-channel": ablations.per_channel,
 }
-LENGTH = 128  # tokens, of a step that is measured
-Pair = tuple[Plan, Subject]
+LENGTH = 128  # tokens per example of a measured step
+Pair = tuple[ExperimentPlan, Subject]
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Job:
         return list(dict.fromkeys(found))
 
     def caption(self) -> str:
-        """Everything in which this run is not the paper's."""
+        """Every setting in which this run differs from the paper's."""
         recipes, tasks = self.experiment.recipes, self.experiment.tasks
-        told = [difference for pair in self.pairs for difference in differences(*pair, recipes, tasks)]
-        unlike = list(dict.fromkeys(told))
+        every = (difference for pair in self.pairs for difference in differences(*pair, recipes, tasks))
+        unlike = list(dict.fromkeys(every))
         return (
             f"Differs from the paper: {'; '.join(unlike)}." if unlike else "The paper's settings throughout."
         )
@@ -63,7 +63,7 @@ def jobs_of(names: Sequence[str], pairs: Sequence[Pair]) -> tuple[list[Job], lis
             if job.recipes():
                 jobs.append(job)
             else:
-                idle.append(f"{name} is left out: none of its methods is among those to run.")
+                idle.append(f"{name} is left out: --methods names none of its methods.")
     return jobs, idle
 
 
@@ -72,38 +72,40 @@ def cells_of(jobs: Sequence[Job], seeds: int) -> list[Recipe]:
     return over_seeds(list(dict.fromkeys(recipe for job in jobs for recipe in job.recipes())), seeds)
 
 
-def left_out(plans: Sequence[Plan]) -> list[str]:
-    """Methods that were asked for and are not installed."""
+def left_out(plans: Sequence[ExperimentPlan]) -> list[str]:
+    """Methods of the plans that are not installed."""
     known = available_methods()
     unknown = dict.fromkeys(m for plan in plans for m in plan.methods if m not in known)
     return [f"{name} is left out: this version of mrem_deploy does not have it." for name in unknown]
 
 
 def listing(cells: Cells, recipes: Sequence[Recipe]) -> str:
-    """What would be run and how long it would take, by what is known already."""
+    """`--dry-run`: what would be run and how long it would take, by the cells that are finished."""
     known = cells.estimate(recipes)
     lines, left = [], []
     for recipe in recipes:
         if cells.is_finished(recipe):
-            lines.append(f"  finished   {describe(recipe)}")
+            lines.append(f"  finished   {cell_label(recipe)}")
             continue
         seconds = known.seconds(recipe)
         left.append(seconds)
-        lines.append(f"  {duration(seconds) if seconds is not None else 'unknown':<10} {describe(recipe)}")
-    sure = [seconds for seconds in left if seconds is not None]
+        lines.append(f"  {duration(seconds) if seconds is not None else 'unknown':<10} {cell_label(recipe)}")
+    known_seconds = [seconds for seconds in left if seconds is not None]
     if not left:
-        told = "nothing is left to run"
-    elif len(sure) < len(left):
-        told = f"{len(left)} cells to run; how long they take is known once one has finished"
+        rest = "nothing left to run"
+    elif len(known_seconds) < len(left):
+        rest = f"{len(left)} cells to run; the time is known once a cell has finished"
     else:
-        told = f"{len(left)} cells to run, about {duration(sum(sure))}"
-    return "\n".join([*lines, f"{len(recipes)} cells; {told}"])
+        rest = f"{len(left)} cells to run, about {duration(sum(known_seconds))}"
+    return "\n".join([*lines, f"{len(recipes)} cells; {rest}"])
 
 
-def of_geometry(names: Sequence[str], steps: int, batch: int | None, plan: Plan, out: Path) -> list[Entry]:
-    """Time and memory of the paper's models on this machine, where they are asked for.
+def of_geometry(
+    names: Sequence[str], steps: int, batch: int | None, plan: ExperimentPlan, out: Path
+) -> list[Entry]:
+    """`--geometry`: time and memory of the paper's models on this machine.
 
-    batch: examples per measured step; None is the plan's.
+    batch: examples per measured step; None takes the plan's.
     """
     if not names:
         return []

@@ -1,12 +1,10 @@
-"""Which models on which tasks: triples from the command line, and models fine-tuned where none is given."""
+"""Which models on which tasks: those of the command line, and models fine-tuned for tasks without one."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.processes import in_fresh_process
@@ -18,48 +16,32 @@ from mrem_deploy.reproduce.cells import fingerprint
 from mrem_deploy.reproduce.plan import Subject
 
 
-class Triple(argparse.Action):
-    """--model, --task and --data stand together; one that comes a second time begins the next triple."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option: str | None = None,
-    ) -> None:
-        triples = getattr(namespace, "triples", None) or [{}]
-        name = str(option).removeprefix("--")
-        if name in triples[-1]:
-            triples.append({})
-        triples[-1][name] = values
-        namespace.triples = triples
-
-
 @dataclass(frozen=True)
 class Finetuning:
-    """How a missing model is made; None where that is not wanted."""
+    """How a missing model is made."""
 
-    encoder: str | None
-    epochs: float
-    batch_size: int
-    max_length: int
+    encoder: str | None  # None: not at all
+    epochs: float = 3.0
+    batch_size: int = 32
+    max_length: int = 128
 
 
 def find_subjects(
     triples: Sequence[dict[str, str]], out: Path, finetuning: Finetuning, dry_run: bool
 ) -> list[Subject]:
-    """Check every triple, fine-tune what has no model, and look at every model's shape."""
+    """Check every triple, fine-tune where the model is missing, and read every model's shape."""
     found: list[Subject] = []
     for given in triples or [{}]:
         missing = [f"--{name}" for name in ("task", "data") if name not in given]
         if missing:
             raise UserError(
-                f"{' and '.join(missing)} must be given", "for example --task mnli --data glue/MNLI"
+                f"{' and '.join(missing)} must be given", "for example: --task mnli --data glue/MNLI"
             )
         task = find_task(given["task"]).name
         if any(subject.task == task for subject in found):
-            raise UserError(f"--task {task} is given twice", "compare two models in two folders (--out)")
+            raise UserError(
+                f"--task {task} is given twice", "to compare two models, give each a separate --out"
+            )
         data = _absolute(given["data"])
         if "model" in given:
             model = shaped_like = _absolute(given["model"])
@@ -77,17 +59,17 @@ def _absolute(place: str) -> str:
 
 
 def _finetuned(task: str, data: str, out: Path, how: Finetuning, dry_run: bool) -> str:
-    """The folder of the model for this task, made now unless an earlier run has."""
+    """The folder of the model for this task; made now unless an earlier run did."""
     if how.encoder is None:
         raise UserError(
             f"--model is missing for --task {task}",
-            "give a fine-tuned model, or --encoder to fine-tune one from for every task without a model",
+            "give a fine-tuned model, or --encoder: every task without a model is then fine-tuned from it",
         )
     folder = out / "models" / task
     if (folder / RECORD).exists():
         return str(folder)
     if dry_run:
-        say(f"{task}: a model would be fine-tuned from {how.encoder} for {how.epochs:g} epochs first")
+        say(f"{task}: would first fine-tune a model from {how.encoder} for {how.epochs:g} epochs")
         return str(folder)
     say(f"{task}: no model given; fine-tuning one from {how.encoder}")
     settings = FinetuneSettings(

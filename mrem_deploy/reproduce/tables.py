@@ -1,14 +1,15 @@
-"""The main table, the four dimensions, and the comparison on GLUE: results beside the paper's figures."""
+"""The main table, the four dimensions, and the comparison on GLUE: results next to the paper's numbers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from mrem_deploy.evaluate.accuracy import FULL_PRECISION
+from mrem_deploy.finetune import RECORD
 from mrem_deploy.reproduce import claims, experiments, figures, paper
 from mrem_deploy.reproduce.claims import Finding
 from mrem_deploy.reproduce.layout import (
@@ -27,21 +28,20 @@ from mrem_deploy.reproduce.layout import (
     spread,
     words,
 )
-from mrem_deploy.reproduce.plan import Plan, Subject, name_of
+from mrem_deploy.reproduce.plan import ExperimentPlan, Subject, name_of
 from mrem_deploy.reproduce.results import Measured, Results, drop, gap
 
-FINETUNED = "finetune.json"  # what `mrem finetune` leaves beside a model
 COSTS = [
     quantity("minutes", "Time, min"),
     quantity("paper_minutes", "paper"),
-    quantity("gigabytes", "Memory, GB"),
+    quantity("gigabytes", "Memory, GiB"),
     quantity("paper_gigabytes", "paper"),
     quantity("thousands", "Data, K"),
     quantity("paper_thousands", "paper"),
 ]
 
 
-def main(plan: Plan, subject: Subject, results: Results) -> Shown:
+def main(plan: ExperimentPlan, subject: Subject, results: Results) -> Shown:
     measured = {(r.bits, r.method): results[r] for r in experiments.main(plan, subject)}
     first = next(iter(measured.values()))
     scores = scores_of(subject, first)
@@ -59,7 +59,7 @@ def main(plan: Plan, subject: Subject, results: Results) -> Shown:
 
 
 def headline(scores: Sequence[Score], measured: Measured) -> Score:
-    """The score that differences are about: the first of the task's main metric."""
+    """The score that differences are about: the first one of the task's main metric."""
     return next(score for score in scores if score.metric == measured.metric)
 
 
@@ -85,17 +85,17 @@ def _record(subject: Subject, bits: str, name: str, found: Measured, scores: Seq
 
 
 def full_precision_record(subject: Subject, found: Measured, scores: Sequence[Score]) -> Record:
-    """Its cost is that of fine-tuning, known where `mrem finetune` made the model."""
+    """Its cost is that of fine-tuning, known if `mrem finetune` made the model."""
     papers = paper.MAIN[subject.paper_task][2][subject.paper_model][paper.FULL_ROW]
     cost = _finetuning(subject.model)
     record: Record = {
         "bits": "32",
         "method": "full",
-        "minutes": cost.get("train_seconds", 0.0) / 60 or None,
+        "minutes": cost.minutes,
         "paper_minutes": papers.minutes,
-        "gigabytes": cost.get("peak_memory_mb", 0.0) / 1024 or None,
+        "gigabytes": cost.gigabytes,
         "paper_gigabytes": papers.gigabytes,
-        "thousands": cost.get("examples", 0) / 1000 or None,
+        "thousands": cost.thousands,
         "paper_thousands": papers.thousands,
     }
     for score in scores:
@@ -104,18 +104,30 @@ def full_precision_record(subject: Subject, found: Measured, scores: Sequence[Sc
     return record | gap_fields("drop", None)
 
 
-def _finetuning(model: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class FinetuningCost:
+    """What a model took to fine-tune; None where `mrem finetune` did not record it."""
+
+    minutes: float | None = None
+    gigabytes: float | None = None
+    thousands: float | None = None  # examples
+
+
+def _finetuning(model: str) -> FinetuningCost:
     try:
-        return json.loads((Path(model) / FINETUNED).read_text(encoding="utf-8"))
+        content = json.loads((Path(model) / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}
+        return FinetuningCost()
+    keys_and_units = (("train_seconds", 60), ("peak_memory_mb", 1024), ("examples", 1000))
+    return FinetuningCost(*(content.get(key, 0) / unit or None for key, unit in keys_and_units))
 
 
 def _cost_note(found: Measured) -> str:
     kind = found.runs[0].metrics.cost.memory_kind
     return (
-        f"Time is training by the clock on this machine, the paper's on V100 GPUs. Memory here: {kind}, of "
-        "the whole process with its libraries; the paper's is that of a GPU. MREM-P: of the largest worker."
+        f"Time is wall-clock training time on this machine; the paper used V100 GPUs. Memory here: {kind}, "
+        "of the entire process with its libraries; the paper's is that of a GPU. MREM-P: of the largest "
+        "worker."
     )
 
 
@@ -142,7 +154,7 @@ def main_findings(subject: Subject, measured: dict[tuple[str, str], Measured]) -
         for cheap, dear in (("rem", "mrem-s"), ("mrem-s", "qat")):
             if cheap in own and dear in own:
                 claim = f"{bits}: {NAMES[cheap]} takes less memory than {NAMES[dear]}"
-                found.append(claims.less(claim, own[cheap].gigabytes, own[dear].gigabytes, "GB"))
+                found.append(claims.less(claim, own[cheap].gigabytes, own[dear].gigabytes, "GiB"))
         for fast, slow in (("mrem-p", "mrem-s"), ("mrem-s", "qat")):
             if fast in own and slow in own:
                 claim = f"{bits}: {NAMES[fast]} takes less time than {NAMES[slow]}"
@@ -150,7 +162,7 @@ def main_findings(subject: Subject, measured: dict[tuple[str, str], Measured]) -
     return found
 
 
-def overview(plan: Plan, subject: Subject, results: Results) -> Shown:
+def overview(plan: ExperimentPlan, subject: Subject, results: Results) -> Shown:
     recipes = experiments.overview(plan, subject)
     measured = {recipe.method: results[recipe] for recipe in recipes}
     bits, first = recipes[0].bits, next(iter(measured.values()))
@@ -163,8 +175,8 @@ def overview(plan: Plan, subject: Subject, results: Results) -> Shown:
     )  # fmt: skip
 
 
-def glue(pairs: Sequence[tuple[Plan, Subject]], results: Results) -> Shown:
-    """One row per method and bits, a column per task; the paper's other rows stand between."""
+def glue(pairs: Sequence[tuple[ExperimentPlan, Subject]], results: Results) -> Shown:
+    """One row per method and bits, one column per task, with the paper's other rows between them."""
     tasks = {subject.task: (plan, subject) for plan, subject in pairs}
     measured: dict[tuple[str, str], dict[str, Measured]] = {}
     for task, (plan, subject) in tasks.items():
@@ -175,13 +187,13 @@ def glue(pairs: Sequence[tuple[Plan, Subject]], results: Results) -> Shown:
     keys = [*published, *(key for key in measured if key not in published)]
     records = [_glue_record(key, published.get(key), measured.get(key, {}), any_of) for key in keys]
     columns = [method(), words("bits", "Bits"), words("post_training", "PTQ")]
-    columns += [quantity("megabytes", "Size, MB"), quantity("paper_megabytes", "paper")]
+    columns += [quantity("megabytes", "Size, MiB"), quantity("paper_megabytes", "paper")]
     for task in tasks:
         columns += [spread(task, task.upper()), spread(f"paper_{task}", "paper", 1)]
     columns += [number("average", "Average", 2), number("paper_average", "paper", 1)]
     note = (
-        "Averages are over the tasks shown. Rows without figures of ours are quoted from the paper. Sizes "
-        "are those of the first task's model."
+        "Averages are over the tasks shown. Rows without our numbers are quoted from the paper. Sizes are "
+        "those of the first task's model."
     )
     plot = figures.glue(records, list(tasks))
     return Shown(columns, records, _glue_findings(measured), [plot], [note], text_columns=3)
@@ -213,7 +225,7 @@ def _glue_record(
 
 
 def _glue_findings(measured: dict[tuple[str, str], dict[str, Measured]]) -> list[Finding]:
-    """MREM above GOBO at two bits; and how much of full precision every row loses, with its uncertainty."""
+    """MREM above GOBO at two bits; and how much every row loses against full precision, and how sure."""
     found = []
     gobo = measured.get(("gobo", "2-2-32"), {})
     for name in ("mrem-s", "mrem-p"):

@@ -99,7 +99,7 @@ def test_the_caption_labels_every_reduction(done: Path) -> None:
         "2 seeds (paper: 10)",
         "bits 2-2-4 (paper: 2-2-8, 2-2-4)",
         "steps per module 4 (paper: 2,000)",
-        "steps per product of REM 2 (paper: 250)",
+        "steps per matmul of REM 2 (paper: 250)",
         "modules 2 (paper: 4)",
         "calibration examples 24 (paper: 4,096)",
         "learning rate 0.0005 (paper: 0.0001)",

@@ -32,7 +32,7 @@ def test_methods_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     shown = show(records, SHAPE)
     assert "bert-base: MREM-P takes less time than MREM-S" in [f.claim for f in shown.findings]
     assert "extrapolated to the paper's on MNLI, scaled to batches of 32" in shown.notes[0]
-    assert shown.notes[-1].startswith("Memory is that of batches of 4, not scaled")
+    assert shown.notes[-1].startswith("Memory is for batches of 4, not scaled")
     assert "not scaled" not in show(records, replace(SHAPE, batch_size=32)).notes[-1]
 
 

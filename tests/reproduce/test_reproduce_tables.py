@@ -21,7 +21,7 @@ from mrem_deploy.reproduce.cells import CellResult
 from mrem_deploy.reproduce.estimate import Estimate
 from mrem_deploy.reproduce.experiments import EXPERIMENTS
 from mrem_deploy.reproduce.page import Provenance, to_csv, write_entry, write_page
-from mrem_deploy.reproduce.plan import Plan, Subject, differences, make_plan, paper_plan
+from mrem_deploy.reproduce.plan import ExperimentPlan, Subject, differences, make_plan, paper_plan
 from mrem_deploy.reproduce.results import Gap, Measured, gap
 from mrem_deploy.result import Accuracy, Cost, History, LayerErrors, Metrics, Sizes, WorkerCost
 
@@ -82,7 +82,9 @@ class Pretend:
         return made_up(recipe, self.right)
 
 
-def entries_of(names: list[str], plan: Plan, *subjects: Subject, right: dict[str, int] = RIGHT) -> list[Any]:
+def entries_of(
+    names: list[str], plan: ExperimentPlan, *subjects: Subject, right: dict[str, int] = RIGHT
+) -> list[Any]:
     jobs, _ = run.jobs_of(names, [(plan, subject) for subject in subjects or (MNLI,)])
     return run.present(jobs, Pretend(right), plan.seeds)  # type: ignore[arg-type]
 
@@ -351,7 +353,7 @@ def test_the_glue_plot_has_a_line_for_every_row_with_an_average() -> None:
         {"method": "Q-BERT", "bits": "2-8-8", "average": None, "paper_average": None, "paper_megabytes": 43},
     ]
     plot = figures.glue(rows, ["sst2"])
-    for text in ("MREM-S 2-2-8", "7 MB", "SST2 (%)", "Paper: BERT-base"):
+    for text in ("MREM-S 2-2-8", "7 MiB", "SST2 (%)", "Paper: BERT-base"):
         assert text in plot.svg
     assert "Q-BERT" not in plot.svg  # nothing to draw of it
     alone = figures.glue([{**row, "paper_average": None} for row in rows], ["sst2", "rte"])
