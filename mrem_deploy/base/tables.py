@@ -1,4 +1,4 @@
-"""A table of plain cells, and Markdown that holds text literally: what all pages of a result are set from."""
+"""Tables of plain cells, and Markdown that shows text literally. All pages of a result are made of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """Plain cells. The first `text_columns` are words, the others figures; `long` ones may be folded away."""
+    """Plain cells. The first `text_columns` are words, the others numbers; a `long` table may be folded."""
 
     title: str
     header: tuple[str, ...]
@@ -20,18 +20,19 @@ class Table:
 
 
 def short(value: float) -> str:
-    """Three digits that count, whatever the size: times and sizes span many orders."""
+    """Three significant digits, whatever the size: times and sizes span many orders of magnitude."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def md(text: str) -> str:
-    """`text` literally: nothing in it becomes markup, a link or a table cell."""
+    """`text` as it is: nothing in it becomes markup, a link or a table cell."""
     text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([\\`*\[\]|#~$])", r"\\\1", text)
     return re.sub(r"(?<!\w)_|_(?!\w)", r"\_", text)
 
 
 def md_table(table: Table) -> str:
+    """A Markdown table: words to the left, numbers to the right."""
     figures = 0 if len(table.header) == 2 else len(table.header) - table.text_columns
     rules = [" --- "] * (len(table.header) - figures) + [" ---: "] * figures
     lines = ["| " + " | ".join(md(cell) or " " for cell in row) + " |" for row in (table.header, *table.rows)]
