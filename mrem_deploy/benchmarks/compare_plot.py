@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.transforms import Bbox
 
-    from mrem_deploy.benchmarks.compare import Conditions, Entry
+    from mrem_deploy.benchmarks.compare_rows import Conditions, Entry
 
 GREY = "#8a949e"
 OURS = (BLUE, GREEN, ORANGE, PINK)

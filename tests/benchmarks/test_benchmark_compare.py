@@ -17,7 +17,7 @@ from tiny_job import job_in, save_model, workshop_in
 from mrem_deploy import benchmark
 from mrem_deploy.base import cli
 from mrem_deploy.benchmarks import compare, compare_plot
-from mrem_deploy.benchmarks.compare import Conditions, Entry, Score, Speed
+from mrem_deploy.benchmarks.compare_rows import Conditions, Entry, Score, Speed
 from mrem_deploy.report.plots import plot_style
 
 PNG = b"\x89PNG\r\n\x1a\n"

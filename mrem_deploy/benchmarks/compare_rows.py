@@ -1,0 +1,127 @@
+"""What `benchmark compare` found: the conditions and a row for every model, as types and as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mrem_deploy.base.errors import UserError
+
+BASE = "ORT fp32"
+
+
+@dataclass(frozen=True)
+class Score:
+    """The task's metric in percent, and the change against ORT fp32 in points, with its 95% interval.
+
+    The interval comes from a paired bootstrap over the examples. Metrics that cannot be resampled have none.
+    """
+
+    value: float
+    agreement: float  # percent of predictions that equal those of ORT fp32
+    change: float
+    standard_error: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Latency of one run; `ratio` says how many times faster than ORT fp32 (median over rounds)."""
+
+    p50_ms: float
+    p95_ms: float
+    ratio: float
+    ratio_quartiles: tuple[float, float]
+    rounds_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model of the comparison: a row of the table and a bubble in the picture."""
+
+    name: str
+    ours: bool
+    file_mib: float
+    score: Score
+    speed: Speed
+    recipe_digest: str | None = None  # of ours: the run that made it
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Entry:
+        speed = dict(content["speed"])
+        for name in ("ratio_quartiles", "rounds_ms"):
+            speed[name] = tuple(speed[name])
+        parts = {"score": Score(**content["score"]), "speed": Speed(**speed)}
+        return cls(**{**content, **parts})
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What the numbers belong to: the model, the examples and how latency was measured."""
+
+    model: str
+    task: str
+    metric: str
+    split: str
+    examples: int
+    digest: str  # names the tokens of the examples
+    shape: str
+    threads: int
+    rounds: int
+    cpu: str
+
+
+def read(path: Path) -> tuple[Conditions, list[Entry]]:
+    """The content of an earlier compare.json."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return Conditions(**content["settings"]), [Entry.from_dict(row) for row in content["rows"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"--from {path} cannot be read as a compare.json: {error}",
+            "give the compare.json that this command wrote",
+        ) from error
+
+
+def table_and_notes(conditions: Conditions, entries: Sequence[Entry]) -> tuple[str, str]:
+    """The table and the sentences under it."""
+    from mrem_deploy.benchmarks.output import table
+
+    head = [
+        f"{conditions.model}, {conditions.task}",
+        f"{conditions.metric}, %",
+        "change",
+        "size, MiB",
+        "latency, ms",
+        "times faster",
+    ]
+    rows = [
+        [
+            entry.name,
+            f"{entry.score.value:.2f}",
+            _change(entry.score) if entry.name != BASE else "",
+            f"{entry.file_mib:.1f}",
+            f"{entry.speed.p50_ms:.1f}",
+            f"{entry.speed.ratio:.2f}",
+        ]
+        for entry in entries
+    ]
+    threads = f"{conditions.threads} thread{'s' if conditions.threads > 1 else ''}"
+    summary = (
+        f"{conditions.metric} on {conditions.examples:,} examples of {conditions.split}; ± is one standard "
+        f"error of the change from {BASE}. Latency: median of {conditions.rounds} interleaved rounds, "
+        f"{conditions.shape.replace('x', ' × ')} tokens, {threads}, {conditions.cpu}."
+    )
+    return table(head, rows), summary
+
+
+def _change(score: Score) -> str:
+    signed = f"{score.change:+.2f}".replace("-", "−")
+    return signed if score.standard_error is None else f"{signed} ± {score.standard_error:.2f}"
