@@ -50,7 +50,7 @@ class Settings:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    from mrem_deploy.benchmarks.options import whole
+    from mrem_deploy.base.options import whole
 
     parser = argparse.ArgumentParser(
         prog="mrem validate",
@@ -110,9 +110,8 @@ def validate(settings: Settings) -> dict[str, Any]:
     """Examine one ONNX file of a result folder; the content of validation.json, which it writes."""
     import torch
 
-    from mrem_deploy.base.files import write_json
+    from mrem_deploy.base.files import check_folder, write_json
     from mrem_deploy.base.progress import say
-    from mrem_deploy.benchmarks.output import check_folder
     from mrem_deploy.deploy import runtime, validation
     from mrem_deploy.evaluate.accuracy import QUANTIZED
     from mrem_deploy.evaluate.evaluation import Evaluation
@@ -256,7 +255,7 @@ def _with_original(accuracy: Accuracy, folder: Path, settings: Settings, problem
 
 def summary(record: dict[str, Any]) -> str:
     """What a person wants to see."""
-    from mrem_deploy.benchmarks.output import table
+    from mrem_deploy.base.tables import table
     from mrem_deploy.deploy.census import Census
     from mrem_deploy.deploy.validation import table_rows
 

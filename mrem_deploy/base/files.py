@@ -116,6 +116,21 @@ def _exchange(one: Path, other: Path) -> bool:
     return renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0
 
 
+def check_folder(out: str | None) -> Path | None:
+    """The folder of --out, made if needed. Refuses one that cannot be written, before any work is done."""
+    if out is None:
+        return None
+    folder = Path(out).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {folder} is a file", "give a folder")
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".writable-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    return folder
+
+
 def cache_folder() -> Path:
     """$MREM_CACHE, else the platform's cache folder for this user."""
     named = os.environ.get("MREM_CACHE")

@@ -16,7 +16,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,37 @@ def markdown(settings: type, groups: Mapping[str, str]) -> Iterator[str]:
 def _as_code(text: str) -> str:
     """Options and commands in Markdown's code marks."""
     return re.sub(r"(mrem [a-z]+(?: --help)?|--[a-z-]+(?: qat| mrem-p)?)", r"`\1`", text)
+
+
+# -- values of single options -------------------------------------------------------------------------------
+
+
+def whole(flag: str, least: int, most: int | None = None) -> Callable[[str], int]:
+    """An argparse type: a whole number in a range."""
+    expected = f"a whole number of at least {least}" if most is None else f"a whole number, {least} to {most}"
+
+    def read(text: str) -> int:
+        number = int(text) if text.isascii() and text.isdigit() else -1
+        if number < least or (most is not None and number > most):
+            raise UserError(f"{flag} must be {expected}; got {text!r}", f"for example {flag} {least}")
+        return number
+
+    return read
+
+
+def several(read: Callable[[str], Any], flag: str, example: str) -> Callable[[str], tuple[Any, ...]]:
+    """An argparse type: different values separated by commas, each read by `read`."""
+
+    def read_all(text: str) -> tuple[Any, ...]:
+        parts = [part.strip() for part in text.split(",")]
+        if not all(parts) or len(set(parts)) != len(parts):
+            raise UserError(
+                f"{flag} must be different values, separated by commas; got {text!r}",
+                f"for example {flag} {example}",
+            )
+        return tuple(read(part) for part in parts)
+
+    return read_all
 
 
 # -- YAML --------------------------------------------------------------------------------------------------

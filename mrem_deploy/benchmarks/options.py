@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.options import several as several
+from mrem_deploy.base.options import whole as whole
 from mrem_deploy.benchmarks.geometry import POSITIONS, SPELLING, parse_geometry
 
 
@@ -20,34 +21,6 @@ class Default:
 
     full: Any
     quick: Any
-
-
-def whole(flag: str, least: int, most: int | None = None) -> Callable[[str], int]:
-    """An argparse type: a whole number in a range."""
-    expected = f"a whole number of at least {least}" if most is None else f"a whole number, {least} to {most}"
-
-    def read(text: str) -> int:
-        number = int(text) if text.isascii() and text.isdigit() else -1
-        if number < least or (most is not None and number > most):
-            raise UserError(f"{flag} must be {expected}; got {text!r}", f"for example {flag} {least}")
-        return number
-
-    return read
-
-
-def several(read: Callable[[str], Any], flag: str, example: str) -> Callable[[str], tuple[Any, ...]]:
-    """An argparse type: values with commas between them, each read by `read`, without repetition."""
-
-    def read_all(text: str) -> tuple[Any, ...]:
-        parts = [part.strip() for part in text.split(",")]
-        if not all(parts) or len(set(parts)) != len(parts):
-            raise UserError(
-                f"{flag} must be different values with commas between them; got {text!r}",
-                f"for example {flag} {example}",
-            )
-        return tuple(read(part) for part in parts)
-
-    return read_all
 
 
 def bits(text: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mrem_deploy.base.errors import UserError
-from mrem_deploy.base.files import atomic_file, explained, write_json, write_text
+from mrem_deploy.base.files import atomic_file, write_json, write_text
+from mrem_deploy.base.files import check_folder as check_folder
+from mrem_deploy.base.tables import table as table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,38 +31,6 @@ class Result:
     formats: tuple[str, ...] = ("png",)  # of the plot
     markdown: str | None = None  # NAME.md, for a benchmark whose table goes into a document
     drawn_again: bool = False  # the numbers come from a file: they are not written once more
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table that is also aligned for the eye: names to the left, numbers to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
-
-    def line(cells: Sequence[str]) -> str:
-        first, *rest = (
-            cell.ljust(width) if index == 0 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )
-        return "| " + " | ".join([first, *rest]) + " |"
-
-    rule = (
-        "|" + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
-    )
-    return "\n".join([line(head), rule, *map(line, rows)])
-
-
-def check_folder(out: str | None) -> Path | None:
-    """Refuse before measuring what could not be written after it."""
-    if out is None:
-        return None
-    folder = Path(out).absolute()
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out {folder} is a file", "give a folder")
-    with explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".writable-{os.getpid()}"
-        probe.write_bytes(b"")
-        probe.unlink()
-    return folder
 
 
 def load_average() -> list[float] | None:
