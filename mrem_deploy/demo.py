@@ -29,7 +29,7 @@ from typing import IO, Any
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import atomic_folder, cache_folder, explained, write_text
 from mrem_deploy.base.progress import say
-from mrem_deploy.finetune import FinetuneSettings, finetune
+from mrem_deploy.finetuning import FinetuneSettings, finetune
 
 
 @dataclass(frozen=True)

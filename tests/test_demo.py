@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from mrem_deploy import demo, finetune, quantize
+from mrem_deploy import demo, finetuning, quantize
 from mrem_deploy import recipe as config
 from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
@@ -178,7 +178,7 @@ def test_fine_tuning_runs_once_and_is_named_after_what_decides_it(
 ) -> None:
     runs = []
 
-    def remember(settings: finetune.FinetuneSettings) -> None:
+    def remember(settings: finetuning.FinetuneSettings) -> None:
         runs.append(settings)
         Path(settings.out).mkdir(parents=True)
 

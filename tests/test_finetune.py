@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 from tiny_bert import NEGATIVE, POSITIVE, save_tiny_bert
 
 from mrem_deploy import finetune as verb
+from mrem_deploy import finetuning
 from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.finetune import FinetuneSettings, finetune
+from mrem_deploy.finetuning import FinetuneSettings, finetune
 from mrem_deploy.models.loading import load_model
 from mrem_deploy.train import supervised
 from mrem_deploy.train.supervised import LoopSettings, learning_rate, task_loss
@@ -271,7 +272,7 @@ def test_a_label_that_only_the_evaluation_has_is_found_before_training(
     settings: FinetuneSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_rows(Path(settings.data) / "dev.jsonl", [{"text": "a film", "label": "mixed"}])
-    monkeypatch.setattr(verb, "train_on_labels", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(finetuning, "train_on_labels", lambda *_: pytest.fail("trained"))
     with pytest.raises(UserError, match="mixed"):
         finetune(settings)
 

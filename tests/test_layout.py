@@ -33,7 +33,7 @@ LEVELS = (
     ("preflight",),
     ("walk",),
     ("pipeline",),
-    ("api",),
+    ("api", "finetuning"),
     ("quantize", "validate", "finetune", "doctor", "demo", "export.__main__"),
     ("benchmark", "benchmarks"),
     ("reproduce",),

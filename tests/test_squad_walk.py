@@ -16,8 +16,8 @@ from tiny_squad import CONTEXT, question, write_conll, write_reading, write_squa
 from mrem_deploy import __main__
 from mrem_deploy.base import cli
 from mrem_deploy.deploy import validation
-from mrem_deploy.finetune import FinetuneSettings, finetune
 from mrem_deploy.finetune import main as finetune_main
+from mrem_deploy.finetuning import FinetuneSettings, finetune
 from mrem_deploy.recipe import Recipe
 
 LENGTH = 24  # contexts of more words fill several windows

@@ -10,7 +10,7 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.processes import in_fresh_process
 from mrem_deploy.base.progress import say
 from mrem_deploy.data.tasks import find_task
-from mrem_deploy.finetune import RECORD, FinetuneSettings, finetune
+from mrem_deploy.finetuning import RECORD, FinetuneSettings, finetune
 from mrem_deploy.models.loading import quiet_transformers
 from mrem_deploy.reproduce.cells import fingerprint
 from mrem_deploy.reproduce.plan import Subject

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from mrem_deploy.evaluate.accuracy import FULL_PRECISION
-from mrem_deploy.finetune import RECORD
+from mrem_deploy.finetuning import RECORD
 from mrem_deploy.reproduce import claims, experiments, figures, paper
 from mrem_deploy.reproduce.claims import Finding
 from mrem_deploy.reproduce.layout import (
