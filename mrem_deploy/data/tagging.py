@@ -6,7 +6,6 @@ which would flatter long sentences; they count as answered with O.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -137,19 +136,3 @@ def read_tags(rows: Sequence[np.ndarray], tokens: TaggedTokens, names: Sequence[
         guesses = logits.argmax(axis=1)
         read.append([names[guesses[head]] if head >= 0 else OUTSIDE for head in heads])
     return read
-
-
-def score(truth: list[list[str]], guess: list[list[str]]) -> dict[str, float]:
-    """Entity F1 first, as CoNLL's script and seqeval count; accuracy is of words, `sentences` all right."""
-    from seqeval import metrics
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # names of a model's labels that mark no entity, such as LABEL_3
-        told = {
-            "f1": metrics.f1_score(truth, guess, zero_division=0),
-            "precision": metrics.precision_score(truth, guess, zero_division=0),
-            "recall": metrics.recall_score(truth, guess, zero_division=0),
-            "accuracy": metrics.accuracy_score(truth, guess),
-            "sentences": np.mean([a == b for a, b in zip(truth, guess, strict=True)]),
-        }
-    return {name: 100.0 * float(value) for name, value in told.items()}

@@ -23,10 +23,10 @@ from mrem_deploy.data.encoded import Encoded, sorted_batches
 from mrem_deploy.deploy.census import Census, census
 from mrem_deploy.deploy.runtime import feed, onnx_predictor, open_session, require, with_outputs
 from mrem_deploy.evaluate.accuracy import FULL_PRECISION, MODELS, ONNX, QUANTIZED, Accuracy
+from mrem_deploy.evaluate.agreement import AGREEMENTS
 from mrem_deploy.evaluate.evaluation import BATCH_SIZE, Evaluation
 from mrem_deploy.evaluate.layer_error import RelativeErrors, layers_of
 from mrem_deploy.evaluate.predict import Predictor, predict
-from mrem_deploy.evaluate.scorers import AGREEMENTS
 from mrem_deploy.models.loading import longest_input
 from mrem_deploy.models.parts import carve
 from mrem_deploy.recipe import Recipe

@@ -1,12 +1,11 @@
-"""What the outputs of a model are worth, by kind of task: its score, which answers are right, who agrees.
+"""Scorers, one per kind of task: the metrics of a model, which predictions are right, which models agree.
 
-A judge knows one evaluation split. It is shown the outputs of one model, in the order of the encoded
-examples (of reading comprehension, a window each), and knows which of them belong together.
+A scorer knows one evaluation split. It takes the outputs of one model in the order of the encoded examples
+(for reading comprehension, one per window) and knows which of them belong together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -19,27 +18,20 @@ from mrem_deploy.data.squad import Answer, Questions, Windows, read_answers
 from mrem_deploy.data.tagging import TaggedTexts, TaggedTokens
 from mrem_deploy.data.tasks import Task
 from mrem_deploy.data.texts import Texts
-from mrem_deploy.evaluate import metrics, squad
+from mrem_deploy.evaluate import metrics, squad, tags
 from mrem_deploy.evaluate.accuracy import MODELS
+from mrem_deploy.evaluate.agreement import AGREEMENTS, Outputs
+from mrem_deploy.evaluate.metrics import MEAN, METRICS
 from mrem_deploy.evaluate.uncertainty import paired_bootstrap
 
-Outputs = Sequence[np.ndarray]
 Changes = dict[str, dict[str, float]]
-# How alike two models answer, in percent; the first number of each is the one to quote.
-AGREEMENTS: dict[str, Callable[[Outputs, Outputs], dict[str, float]]] = {
-    "classification": metrics.class_agreement,
-    "regression": metrics.score_agreement,
-    "embedding": metrics.agreement,
-    "token-classification": metrics.token_agreement,
-    "question-answering": metrics.span_agreement,
-}
 
 
 class Scorer(Protocol):
-    """`paired` is the metric that `right` takes the mean of, for the answers that quantization changed.
+    """`paired` names the metric that is the mean of `right`, to count what quantization changed.
 
-    `change` gives, by metric, now − was with its standard error and interval, by resampling the examples;
-    nothing for metrics of which that is not known.
+    `change` gives, by metric, now − was with its standard error and interval, from resampled examples. It
+    leaves out metrics that cannot be resampled.
     """
 
     paired: str
@@ -64,7 +56,7 @@ def scorer_for(task: Task, texts: Texts, encoded: Encoded, config: PretrainedCon
 
 
 class Comparison:
-    """Without labels there is nothing but to compare."""
+    """For tasks without labels: models can only be compared."""
 
     paired = ""
 
@@ -111,14 +103,16 @@ class LabelScorer:
             metrics.truth_and_guess(self._task, np.stack(rows), self._labels, self._order)
             for rows in (was, now)
         )
+        rows = [METRICS[name] for name in (self._task.metric, *self._task.also)]
         return {
-            name: paired_bootstrap(name, before, after, truth, positive=positive).in_points()
-            for name in (self._task.metric, *self._task.also)
+            row.name: paired_bootstrap(row, before, after, truth, positive=positive).in_points()
+            for row in rows
+            if row.resample is not None
         }
 
 
 class QuestionScorer:
-    """SQuAD: the windows of a question give one answer, and the answers are scored."""
+    """SQuAD: one answer per question, read from all its windows."""
 
     paired = "exact"
 
@@ -143,7 +137,7 @@ class QuestionScorer:
         return summary(self.answers(rows), self._truths)
 
     def per_question(self, rows: Outputs) -> dict[str, np.ndarray]:
-        """By metric, what every answer is worth, 0 to 1."""
+        """By metric, the score of every answer, 0 to 1."""
         scores = squad.score_v2 if self._v2 else squad.score_v1
         return scores(self.answers(rows), self._truths)
 
@@ -154,7 +148,7 @@ class QuestionScorer:
         before, after = self.per_question(was), self.per_question(now)
         if len(self._truths) < 2:
             return {}
-        return {name: paired_bootstrap("mean", before[name], after[name]).in_points() for name in before}
+        return {name: paired_bootstrap(MEAN, before[name], after[name]).in_points() for name in before}
 
     def agreement(self, one: Outputs, other: Outputs) -> dict[str, float]:
         """The share of questions that both models answer with the same text, or both with none."""
@@ -168,7 +162,7 @@ class QuestionScorer:
 
 
 class TagScorer:
-    """Entities: the tags of words, read off their first tokens."""
+    """Entities: the tags of words, read from their first tokens."""
 
     paired = "sentences"
 
@@ -179,9 +173,7 @@ class TagScorer:
         order = label_order(texts.label_names, config, task)
         self._names = [str(config.id2label[i]) for i in range(len(config.id2label))]
         for name, i in zip(texts.label_names, order, strict=True):
-            if (
-                not name.isdecimal()
-            ):  # a model with LABEL_0, … takes the data's names; numbers take the model's
+            if not name.isdecimal():  # LABEL_0, … take the data's names; numbers take the model's
                 self._names[i] = name
         self._truth = [[self._names[order[tag]] for tag in own] for own in texts.tags]
         self._tokens = tokens
@@ -192,7 +184,7 @@ class TagScorer:
         return tagging.read_tags(rows, self._tokens, self._names)
 
     def score(self, rows: Outputs) -> dict[str, float]:
-        return tagging.score(self._truth, self._tags(rows))
+        return tags.score(self._truth, self._tags(rows))
 
     def right(self, rows: Outputs) -> np.ndarray:
         return np.array([own == truth for own, truth in zip(self._tags(rows), self._truth, strict=True)])
@@ -207,4 +199,4 @@ class TagScorer:
         return {"agreement": 100.0 * float(np.mean(same))}
 
     def change(self, was: Outputs, now: Outputs) -> Changes:
-        return {}  # entities are scored over all sentences at once, for which no fast resampling is here
+        return {}  # entities are counted over all sentences at once; there is no fast resampling of that

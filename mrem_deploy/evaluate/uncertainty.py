@@ -1,24 +1,23 @@
 """How far a number may be trusted: the spread over evaluation examples, and over seeds.
 
-What a reader would get wrong: two models that answer the same examples are compared *paired*. Most
-examples both get right or both get wrong; only the others tell them apart, so the error of the difference
-is far smaller than that of either score.
+Note: two models that predict the same examples are compared *paired*. Both get most examples right or both
+get them wrong; only the rest tells them apart, so the error of the difference is far smaller than that of
+either score.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from mrem_deploy.evaluate.metrics import Metric
+
 RESAMPLES = 2000  # the 2.5% quantile then rests on 50 of them
 CONFIDENCE = 0.95
-VALUES_AT_A_TIME = 1 << 22  # of a block of resamples: tens of megabytes
-
-# (labels, predictions), both (R, n), → (R,): one value for every resample.
-Rowwise = Callable[[np.ndarray, np.ndarray], np.ndarray]
+VALUES_AT_A_TIME = 1 << 22  # in a block of resamples: tens of MiB
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Difference:
 
 
 def paired_bootstrap(
-    metric: str | Callable[[np.ndarray, np.ndarray], float],
+    metric: Metric,
     a: np.ndarray,
     b: np.ndarray,
     labels: np.ndarray | None = None,
@@ -49,10 +48,10 @@ def paired_bootstrap(
     positive: int = 1,
     confidence: float = CONFIDENCE,
 ) -> Difference:
-    """How much better b is than a, by drawing the evaluation examples anew, the same for both.
+    """How much better b is than a, by resampling the evaluation examples, the same ones for both.
 
-    metric: a name in ROWWISE, or a function metric(labels, predictions) → number. "mean" takes a score
-    per example (such as F1 of an answer) in a and b, and no labels.
+    metric: one with `resample`. MEAN takes a score per example (such as F1 of an answer) in a and b,
+    and no labels.
     a, b: one prediction per example: the class, or the score of a regression.
     positive: the class that F1 is about.
     The interval holds the middle `confidence` of the resampled differences (the percentile bootstrap).
@@ -64,17 +63,20 @@ def paired_bootstrap(
             f"expected two or more examples and as many predictions as labels, got {a.shape}, {b.shape} "
             f"and {truth.shape}"
         )
-    rowwise = rowwise_metric(metric, positive)
+    if metric.resample is None:
+        raise ValueError(f"expected a metric with `resample`, got {metric.name!r}, which has none")
+    resample = metric.resample
     generator = np.random.default_rng(seed)
     rows = max(1, VALUES_AT_A_TIME // len(a))
     found = []
     for start in range(0, resamples, rows):
         drawn = generator.integers(0, len(a), size=(min(rows, resamples - start), len(a)))
-        found.append(rowwise(truth[drawn], b[drawn]) - rowwise(truth[drawn], a[drawn]))
+        better = resample(truth[drawn], b[drawn], positive) - resample(truth[drawn], a[drawn], positive)
+        found.append(better)
     differences = np.concatenate(found)
     edge = (1 - confidence) / 2
     low, high = np.quantile(differences, [edge, 1 - edge])
-    whole = rowwise(truth[None], b[None]) - rowwise(truth[None], a[None])
+    whole = resample(truth[None], b[None], positive) - resample(truth[None], a[None], positive)
     return Difference(
         float(whole[0]),
         float(differences.std(ddof=1)),
@@ -85,72 +87,6 @@ def paired_bootstrap(
     )
 
 
-def rowwise_metric(metric: str | Callable[[np.ndarray, np.ndarray], float], positive: int = 1) -> Rowwise:
-    """A metric that takes many resamples at once; a plain function is called for each of them."""
-    if callable(metric):
-        plain = metric
-        return lambda truth, guess: np.array([plain(t, g) for t, g in zip(truth, guess, strict=True)])
-    if metric not in ROWWISE:
-        raise ValueError(f"expected a metric of {', '.join(ROWWISE)}, got {metric!r}")
-    if metric == "f1":
-        return lambda truth, guess: _f1(truth == positive, guess == positive)
-    return ROWWISE[metric]
-
-
-def _accuracy(truth: np.ndarray, guess: np.ndarray) -> np.ndarray:
-    return (truth == guess).mean(axis=1)
-
-
-def _mean(truth: np.ndarray, guess: np.ndarray) -> np.ndarray:
-    return guess.mean(axis=1)
-
-
-def _f1(truth: np.ndarray, guess: np.ndarray) -> np.ndarray:
-    """2·TP / (TP + FP + TP + FN); 0 where there is nothing positive at all."""
-    hits, named = (truth & guess).sum(axis=1), truth.sum(axis=1) + guess.sum(axis=1)
-    return np.divide(2.0 * hits, named, out=np.zeros(len(truth)), where=named > 0)
-
-
-def _matthews(truth: np.ndarray, guess: np.ndarray) -> np.ndarray:
-    """Gorodkin's correlation of any number of classes: the covariance over classes, normalised."""
-    total = np.zeros((3, len(truth)))
-    for label in np.union1d(truth, guess):
-        t, g = truth == label, guess == label
-        p, q = t.mean(axis=1), g.mean(axis=1)
-        total += np.stack([(t & g).mean(axis=1) - p * q, p - p * p, q - q * q])
-    both, own, theirs = total
-    return _ratio(both, np.sqrt(np.maximum(own * theirs, 0.0)))
-
-
-def _pearson(truth: np.ndarray, guess: np.ndarray) -> np.ndarray:
-    x, y = (values - values.mean(axis=1, keepdims=True) for values in (truth, guess))
-    return _ratio((x * y).sum(axis=1), np.sqrt((x * x).sum(axis=1) * (y * y).sum(axis=1)))
-
-
-def _spearman(truth: np.ndarray, guess: np.ndarray) -> np.ndarray:
-    """A resample holds examples twice, so ties are the rule: equal values get their mean rank."""
-    from scipy.stats import rankdata
-
-    return _pearson(rankdata(truth, axis=1), rankdata(guess, axis=1))
-
-
-def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """0 where nothing varies, as in `metrics.py`."""
-    tiny = np.finfo(np.float64).eps
-    out = np.zeros(len(numerator))
-    return np.divide(numerator, denominator, out=out, where=denominator > tiny)
-
-
-ROWWISE: dict[str, Rowwise] = {
-    "accuracy": _accuracy,
-    "mean": _mean,
-    "f1": lambda truth, guess: _f1(truth == 1, guess == 1),
-    "matthews": _matthews,
-    "pearson": _pearson,
-    "spearman": _spearman,
-}
-
-
 def accuracy_error(score: float, examples: float) -> float:
     """Binomial standard error, in points, of an accuracy in percent: 100·sqrt(p(1 − p)/n)."""
     p = min(max(score / 100, 0.0), 1.0)
@@ -158,14 +94,14 @@ def accuracy_error(score: float, examples: float) -> float:
 
 
 def paired_accuracy_error(lost: float, gained: float, examples: float) -> float:
-    """Standard error, in points, of a change of accuracy by b answers lost and c gained of n:
-    100·sqrt(b + c − (b − c)²/n) / n. The bootstrap's, in closed form."""
+    """Standard error, in points, of a change of accuracy by b predictions lost and c gained of n:
+    100·sqrt(b + c − (b − c)²/n) / n. The closed form of the bootstrap's."""
     return 100 * math.sqrt(max(lost + gained - (lost - gained) ** 2 / examples, 0.0)) / examples
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample standard deviation of runs that differ in their seed; None of a single run."""
+    """Mean and sample standard deviation of runs that differ in their seed; None for a single run."""
 
     mean: float
     std: float | None
@@ -176,7 +112,7 @@ class Spread:
 
 
 def over_seeds(values: Sequence[float]) -> Spread:
-    """Mean ± standard deviation (n − 1) over seeds, as tables of papers have it."""
+    """Mean ± standard deviation (n − 1) over seeds, as in the tables of papers."""
     if not values:
         raise ValueError("expected the result of at least one run")
     array = np.asarray(values, dtype=np.float64)

@@ -13,10 +13,10 @@ import yaml
 from mrem_deploy.base.format import is_number, mib
 from mrem_deploy.base.tables import Table, md, md_table
 from mrem_deploy.evaluate.accuracy import QUANTIZED, Accuracy
-from mrem_deploy.report.summary import METRIC_NAMES, Summary, bits_words, data_words, hub_id, model_name
+from mrem_deploy.evaluate.metrics import metric_of
+from mrem_deploy.report.summary import Summary, bits_words, data_words, hub_id, model_name
 from mrem_deploy.result import METRICS, PLOTS, RECIPE, REPORT_HTML, Metrics, Onnx
 
-_HUB_METRICS = {"matthews": "matthews_correlation", "spearman": "spearmanr", "pearson": "pearsonr"}
 _NOT_CLASSES = ("feature-extraction", "token-classification", "question-answering")  # also names of pipelines
 _SQUAD = ("squad", "squad_v2")
 _GLUE = ("mnli", "qqp", "qnli", "sst2", "cola", "stsb", "mrpc", "rte")
@@ -127,10 +127,10 @@ def _hub_scores(accuracy: Accuracy) -> list[tuple[str, dict[str, Any]]]:
     found = []
     for name, split in accuracy.splits.items():
         for metric, value in split.scores.get(QUANTIZED, {}).items():
-            if is_number(value) and not metric.endswith("_thresh"):
+            if is_number(value) and metric_of(metric).shown:
                 entry = {
-                    "type": _HUB_METRICS.get(metric, metric),
-                    "name": METRIC_NAMES.get(metric, metric),
+                    "type": metric_of(metric).hub_name,
+                    "name": metric_of(metric).title,
                     "value": round(float(value), 4),
                 }
                 found.append((name, entry))

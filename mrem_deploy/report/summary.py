@@ -17,23 +17,9 @@ from pathlib import Path
 from mrem_deploy.base.format import NONE, count, duration, is_number, memory, mib, score, signed
 from mrem_deploy.base.tables import Table
 from mrem_deploy.evaluate.accuracy import FULL_PRECISION, ONNX, QUANTIZED, Accuracy, SplitScores
+from mrem_deploy.evaluate.metrics import metric_of
 from mrem_deploy.evaluate.uncertainty import accuracy_error, paired_accuracy_error
 from mrem_deploy.result import REPORT_HTML, Metrics, Onnx, Sizes
-
-METRIC_NAMES = {
-    "accuracy": "Accuracy",
-    "f1": "F1",
-    "matthews": "Matthews correlation",
-    "spearman": "Spearman correlation",
-    "pearson": "Pearson correlation",
-    "cosine": "Mean cosine agreement",
-    "agreement": "Agreement with full precision",
-    "exact": "Exact match",
-    "best_f1": "F1 at the best threshold",
-    "best_exact": "Exact match at the best threshold",
-    "sentences": "Sentences all right",
-}
-_PERCENTAGES = ("accuracy", "f1", "cosine", "agreement", "exact")
 
 
 @dataclass(frozen=True)
@@ -59,7 +45,7 @@ def summarise(metrics: Metrics) -> Summary:
     cost, size, accuracy = metrics.cost, metrics.size, metrics.accuracy
     model, task, bits = model_name(metrics.model), words(metrics.task), metrics.bits or "?"
     metric = accuracy.metric or "score"
-    name = METRIC_NAMES.get(metric, metric)
+    name = metric_of(metric).title
     full, quantized = accuracy.full_precision, accuracy.quantized
     error, examples = headline_error(accuracy)
     smaller, total = times_smaller(size), cost.total_seconds
@@ -164,7 +150,7 @@ def _score_table(accuracy: Accuracy) -> Table:
             rows.append(
                 (
                     name,
-                    METRIC_NAMES.get(metric, metric),
+                    metric_of(metric).title,
                     score(full.get(metric)),
                     score(quantized.get(metric)) + own,
                     *([score(onnx.get(metric))] if has_onnx else []),
@@ -213,7 +199,7 @@ def _change(full: float | None, quantized: float | None, error: float | None) ->
 
 def percent(value: float | None, metric: str) -> str:
     """Accuracies carry a percent sign; a correlation times 100 is not a percentage of anything."""
-    return score(value) + ("%" if metric in _PERCENTAGES and is_number(value) else "")
+    return score(value) + ("%" if metric_of(metric).percent and is_number(value) else "")
 
 
 def _two_digits(value: float | None) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 from mrem_deploy.base.format import NONE, is_number
 from mrem_deploy.base.tables import Table, short
+from mrem_deploy.evaluate.metrics import metric_of
 from mrem_deploy.evaluate.uncertainty import Spread
 from mrem_deploy.report.plots import Plot
-from mrem_deploy.report.summary import METRIC_NAMES
 from mrem_deploy.reproduce.claims import Finding
 from mrem_deploy.reproduce.paper import Figure
 from mrem_deploy.reproduce.plan import Subject
@@ -139,7 +139,7 @@ def scores_of(subject: Subject, measured: Measured) -> list[Score]:
         return [
             Score(name, f"Acc. {name}", name, "accuracy", i) for i, name in enumerate(measured.splits[:2])
         ]
-    name = METRIC_NAMES.get(measured.metric, measured.metric)
+    name = metric_of(measured.metric).title
     return [Score(measured.metric, name, first, measured.metric, 0)]
 
 

@@ -15,6 +15,7 @@ from statistics import fmean, stdev
 import numpy as np
 
 from mrem_deploy.evaluate.accuracy import FULL_PRECISION, QUANTIZED
+from mrem_deploy.evaluate.metrics import metric_of
 from mrem_deploy.evaluate.uncertainty import CONFIDENCE, Spread, over_seeds, paired_bootstrap
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.reproduce.cells import CellResult
@@ -122,9 +123,10 @@ def _over_examples(
         return unknown
     a, b = first.predictions[model_a], second.predictions[model_b]
     same = first.truth is None or (second.truth is not None and np.array_equal(first.truth, second.truth))
-    if a.shape != b.shape or not same or len(a) < 2:
+    metric = metric_of(first.metric)
+    if a.shape != b.shape or not same or len(a) < 2 or metric.resample is None:
         return unknown
-    found = paired_bootstrap(first.metric, a, b, first.truth)
+    found = paired_bootstrap(metric, a, b, first.truth)
     scale = 100.0
     how = f"paired bootstrap over {len(a):,} examples, one seed"
     return Gap(difference, scale * found.standard_error, scale * found.low, scale * found.high, how)

@@ -15,9 +15,10 @@ from transformers import AutoTokenizer
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.data import sources
-from mrem_deploy.data.tagging import TaggedTexts, TaggedTokens, first_tokens, score
+from mrem_deploy.data.tagging import TaggedTexts, TaggedTokens, first_tokens
 from mrem_deploy.data.task_data import Columns, find_task, label_order, open_task, sample
 from mrem_deploy.evaluate.scorers import TagScorer
+from mrem_deploy.evaluate.tags import score
 
 CONLL = """\
 -DOCSTART- -X- -X- O

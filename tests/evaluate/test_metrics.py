@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
+import a_result
 import numpy as np
 import pytest
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+from transformers import BertConfig
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.data.squad import Answer
 from mrem_deploy.data.task_data import TASKS
-from mrem_deploy.evaluate.metrics import METRICS, agreement, score, span_agreement, token_agreement
+from mrem_deploy.data.texts import Texts
+from mrem_deploy.evaluate.accuracy import FULL_PRECISION, QUANTIZED, Accuracy, SplitScores
+from mrem_deploy.evaluate.agreement import embedding_agreement as agreement
+from mrem_deploy.evaluate.agreement import span_agreement, token_agreement
+from mrem_deploy.evaluate.metrics import METRICS, Metric, score
+from mrem_deploy.evaluate.rowwise import one_by_one
+from mrem_deploy.evaluate.scorers import LabelScorer
+from mrem_deploy.evaluate.squad import summary_v1, summary_v2
+from mrem_deploy.evaluate.tags import score as tag_score
 
 
 def logits(*guesses: int, classes: int = 2) -> np.ndarray:
@@ -125,12 +138,57 @@ def test_numbers_that_are_none_are_not_scored() -> None:
         score(TASKS["sst2"], logits(0, 1, 1), np.array([0, 1]))
 
 
-def test_every_metric_of_the_table_exists() -> None:
-    """Those of answers and tags are in squad_metric and tagging."""
-    scored = [
-        task for task in TASKS.values() if task.label_columns and task.head == "sequence-classification"
-    ]
-    assert {name for task in scored for name in (task.metric, *task.also)} == set(METRICS)
+def test_every_metric_of_the_tasks_has_a_row() -> None:
+    """Tasks of whole texts need `score`; answers and tags are scored in evaluate/squad and evaluate/tags."""
+    every = [task for row in TASKS.values() for task in (row, row.without_labels) if task]
+    assert {name for task in every for name in (task.metric, *task.also)} <= set(METRICS)
+    scored = [task for task in every if task.label_columns and task.head == "sequence-classification"]
+    used = {name for task in scored for name in (task.metric, *task.also)}
+    assert used == {name for name, metric in METRICS.items() if metric.score}
+    assert used == {name for name, metric in METRICS.items() if metric.resample} - {"mean"}
+
+
+def test_what_answers_and_tags_are_scored_by_has_rows() -> None:
+    answers = [Answer("film", -1.0), Answer("", 1.0)]
+    squad = summary_v2(answers, [["film"], []]) | summary_v1(answers, [["film"], ["good"]])
+    tags = tag_score([["B-PER", "O"]], [["B-PER", "O"]])
+    assert squad.keys() | tags.keys() <= METRICS.keys()
+    assert {name for name in squad if not METRICS[name].shown} == {"best_f1_thresh", "best_exact_thresh"}
+
+
+def test_a_new_metric_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CONTRIBUTING says: the row is enough for the score, its uncertainty, the report and the card."""
+
+    def balanced(truth: np.ndarray, guess: np.ndarray, positive: int = 1) -> float:
+        return float(np.mean([np.mean(guess[truth == c] == c) for c in np.unique(truth)]))
+
+    row = Metric("balanced", "Balanced accuracy", balanced, one_by_one(balanced), hub_name="balanced_acc")
+    monkeypatch.setitem(METRICS, row.name, row)
+    task = replace(TASKS["sst2"], metric="balanced", also=("accuracy",))
+    texts = Texts(["a"] * len(TRUTH), None, TRUTH, ("negative", "positive"))
+    config = BertConfig(id2label={0: "negative", 1: "positive"})
+    scorer = LabelScorer(task, texts, config)
+    full, quantized = list(logits(*TRUTH)), list(logits(*GUESS))
+    expected = 100 * (3 / 5 + 4 / 5) / 2
+    assert scorer.score(quantized) == {"balanced": pytest.approx(expected), "accuracy": pytest.approx(70.0)}
+    change = scorer.change(full, quantized)["balanced"]
+    assert change["difference"] == pytest.approx(expected - 100)
+    assert change["low"] < change["difference"] < change["high"]
+
+    split = {FULL_PRECISION: {"balanced": 100.0}, QUANTIZED: scorer.score(quantized)}
+    content = Accuracy("balanced", {"dev": SplitScores(len(TRUTH), scores=split)}, {QUANTIZED: expected})
+    page = a_result.write(tmp_path, a_result.metrics(accuracy=content.to_dict()))
+    assert "balanced accuracy 70.0%" in page.text
+    entries = a_result.front_matter(tmp_path)["model-index"][0]["results"][0]["metrics"]
+    assert {"type": "balanced_acc", "name": "Balanced accuracy", "value": 70.0} in entries
+
+
+def test_a_metric_without_resample_has_no_uncertainty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METRICS, "plain", Metric("plain", "Plain", METRICS["accuracy"].score))
+    texts = Texts(["a"] * len(TRUTH), None, TRUTH, ("negative", "positive"))
+    config = BertConfig(id2label={0: "negative", 1: "positive"})
+    scorer = LabelScorer(replace(TASKS["sst2"], metric="plain", also=("accuracy",)), texts, config)
+    assert list(scorer.change(list(logits(*TRUTH)), list(logits(*GUESS)))) == ["accuracy"]
 
 
 # --- embeddings --------------------------------------------------------------------------------
@@ -159,7 +217,7 @@ def test_agreement_of_many_rows_is_a_seeded_sample(monkeypatch: pytest.MonkeyPat
     rows = generator.normal(size=(60, 4))
     noisy = rows + generator.normal(size=rows.shape)
     every = agreement(rows, noisy)
-    monkeypatch.setattr("mrem_deploy.evaluate.metrics.PAIRWISE_ROWS", 30)
+    monkeypatch.setattr("mrem_deploy.evaluate.agreement.PAIRWISE_ROWS", 30)
     part = agreement(rows, noisy)
     assert part["cosine"] == every["cosine"]  # over all rows in any case
     assert part["spearman"] != every["spearman"]
