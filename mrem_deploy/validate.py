@@ -1,8 +1,8 @@
 """`python -m mrem_deploy.validate DIR`: does the exported ONNX model do what the original did?
 
-The model runs in onnxruntime at its default options over the task's evaluation split, beside full precision
+The model runs in onnxruntime at its default options over the task's evaluation split, next to full precision
 and the quantized model in torch. Exit code 0: passed; 1: the metric fell by more than --max-drop points
-below full precision; 2: a mistake in how it was called. DIR/validation.json holds every number.
+below full precision; 2: wrong options or files. DIR/validation.json has every number.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.options import whole
 
 if TYPE_CHECKING:
+    from mrem_deploy.data.task_data import TaskData
+    from mrem_deploy.deploy.validation import Validation
     from mrem_deploy.evaluate.accuracy import Accuracy
     from mrem_deploy.evaluate.evaluation import Evaluation
     from mrem_deploy.recipe import Recipe
@@ -34,7 +37,7 @@ examples:
 
 @dataclass(frozen=True)
 class Settings:
-    """What to validate and how; None takes what the folder's recipe says."""
+    """What to validate and how; None means the value in the folder's recipe."""
 
     folder: Path
     profile: str = "ort-cpu"
@@ -50,8 +53,6 @@ class Settings:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    from mrem_deploy.base.options import whole
-
     parser = argparse.ArgumentParser(
         prog="mrem validate",
         description=__doc__,
@@ -71,10 +72,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     size = "that many random examples of the evaluation split; 0: all (default: as in recipe.yaml)"
     parser.add_argument("--eval-size", metavar="N", type=whole("--eval-size", 0), help=size)
-    parser.add_argument("--data", metavar="PATH", help="the task's data, where they moved since")
-    parser.add_argument("--eval-data", metavar="PATH", help="the evaluation file, where it moved since")
+    parser.add_argument("--data", metavar="PATH", help="the task's data, if they moved since")
+    parser.add_argument("--eval-data", metavar="PATH", help="the evaluation file, if it moved since")
     parser.add_argument(
-        "--model", metavar="PATH", help="the full-precision model, where it moved since or is another"
+        "--model", metavar="PATH", help="the full-precision model, if it moved since or is another"
     )
     parser.add_argument(
         "--batch-size", type=whole("--batch-size", 1), default=32, help="examples at once (default 32)"
@@ -101,13 +102,13 @@ def _points(text: str) -> float:
 def main(argv: list[str] | None = None) -> int:
     values = vars(build_parser().parse_args(argv))
     settings = Settings(**values | {"folder": Path(values["folder"]).expanduser()})
-    record = validate(settings)
-    print(summary(record))
-    return 0 if record["passed"] else EXIT_FAILED
+    found = validate(settings)
+    print(summary(found))
+    return 0 if found.verdict.passed else EXIT_FAILED
 
 
-def validate(settings: Settings) -> dict[str, Any]:
-    """Examine one ONNX file of a result folder; the content of validation.json, which it writes."""
+def validate(settings: Settings) -> Validation:
+    """Validate one ONNX file of a result folder, and write validation.json into it."""
     import torch
 
     from mrem_deploy.base.files import check_folder, write_json
@@ -127,7 +128,7 @@ def validate(settings: Settings) -> dict[str, Any]:
     recipe = recipe_of(settings)
     check_folder(str(folder))  # where validation.json goes
     providers = runtime.provider_names(settings.provider)
-    runtime.open_session(model, settings.threads, providers)  # a broken file is told before the data are read
+    runtime.open_session(model, settings.threads, providers)  # reports a broken file before reading the data
     if settings.threads:
         torch.set_num_threads(settings.threads)
 
@@ -141,26 +142,26 @@ def validate(settings: Settings) -> dict[str, Any]:
     accuracy = evaluation.accuracy()
     if problem is not None:
         accuracy = _with_original(accuracy, folder, settings, problem)
-    noted = validation.remarks(found, recipe.spec.activation_bits)
-    if found["recipe_digest"] not in (None, str(frozen.notes.get("recipe_digest"))):
-        noted.append(f"{model.name} was exported from another result than the one in {folder}")
+    notes = []
+    if found.file.recipe_digest not in (None, str(frozen.notes.get("recipe_digest"))):
+        notes.append(f"{model.name} was exported from another result than the one in {folder}")
     if problem is not None:
-        noted.append(f"full precision is quoted from metrics.json: {problem.problem}")
-    record = validation.full_record(
+        notes.append(f"full precision is quoted from metrics.json: {problem.problem}")
+    result = validation.validated(
         found,
         accuracy,
-        validation.judge(accuracy, settings.max_drop),
-        noted,
         recipe,
         evaluation.task.name,
+        settings.max_drop,
+        notes,
         full_precision_from="measured" if problem is None else "metrics.json",
     )
-    write_json(folder / validation.RESULT, record)
-    return record
+    write_json(folder / validation.RESULT, result.to_dict())
+    return result
 
 
 def onnx_file(settings: Settings) -> Path:
-    """The file that the options name; what is missing is told with the command that writes it."""
+    """The file that the options name. If it is missing, the error has the command that writes it."""
     from mrem_deploy.export.profiles import find_profile
 
     if settings.model_file is not None:
@@ -181,18 +182,18 @@ def onnx_file(settings: Settings) -> Path:
 
 
 def recipe_of(settings: Settings) -> Recipe:
-    """The recipe of the folder, with what the options say about this machine."""
+    """The recipe of the folder, with the options of this call."""
     from mrem_deploy.recipe import from_yaml, make_recipe
 
     path = settings.folder / "recipe.yaml"
     if not path.is_file():
-        raise UserError(f"{settings.folder} has no recipe.yaml", "copy the result folder again, whole")
+        raise UserError(f"{settings.folder} has no recipe.yaml", "copy the whole result folder again")
     recipe = make_recipe(from_yaml(path))
     given = {name: getattr(settings, name) for name in ("eval_size", "data", "eval_data", "model")}
     return replace(recipe, **{name: value for name, value in given.items() if value is not None})
 
 
-def _open_data(recipe: Recipe) -> Any:
+def _open_data(recipe: Recipe) -> TaskData:
     from mrem_deploy.data.task_data import Columns, open_task
 
     columns = Columns(recipe.text_column, recipe.text_pair_column, recipe.label_column)
@@ -233,7 +234,7 @@ def _with_original(accuracy: Accuracy, folder: Path, settings: Settings, problem
         earlier = json.loads(metrics.read_text(encoding="utf-8"))["accuracy"]["splits"]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            f"{problem.problem} And {metrics}, which would have its numbers, cannot be read: {error}",
+            f"{problem.problem} {metrics}, which would have its numbers, cannot be read either: {error}",
             "say where the full-precision model is now: --model PATH",
         ) from error
     splits = {}
@@ -243,7 +244,7 @@ def _with_original(accuracy: Accuracy, folder: Path, settings: Settings, problem
         same = was["digest"] == split.digest if "digest" in was else not moved
         if not same or was.get("examples") != split.examples or FULL_PRECISION not in was:
             raise UserError(
-                f"{problem.problem} The number in metrics.json is of other examples than these.",
+                f"{problem.problem} The number in metrics.json was measured on other examples.",
                 "say where the full-precision model is now (--model PATH), or validate on the examples of "
                 "recipe.yaml, without --eval-size, --data and --eval-data",
             )
@@ -253,29 +254,27 @@ def _with_original(accuracy: Accuracy, folder: Path, settings: Settings, problem
     return replace(accuracy, splits=splits, quoted=quoted)
 
 
-def summary(record: dict[str, Any]) -> str:
-    """What a person wants to see."""
+def summary(result: Validation) -> str:
+    """The lines to print."""
     from mrem_deploy.base.tables import table
-    from mrem_deploy.deploy.census import Census
     from mrem_deploy.deploy.validation import table_rows
 
-    onnx = record["onnx"]
-    steady = onnx["steady"]
-    runs = Census(**onnx["nodes"])
-    layers = [(name, f"{error:#.2g}") for name, error in onnx["layer_errors"].items()]
-    counted = ", ".join(f"{count} {kind}" for kind, count in {**runs.integer, **runs.floating}.items())
+    found, counted = result.findings, result.findings.census
+    file, steady = found.file, found.steadiness
+    layers = [(name, f"{error:#.2g}") for name, error in found.layer_errors.items()]
+    kinds = ", ".join(f"{count} {kind}" for kind, count in {**counted.integer, **counted.floating}.items())
     lines = [
-        table(*table_rows(record)),
+        table(*table_rows(result)),
         "",
         table(("layer", "ONNX − torch, relative"), layers),
         "",
-        f"file: {onnx['file']}, {onnx['size_mb']:.1f} MiB, profile {onnx['profile']}, opset {onnx['opset']}",
-        f"of {steady['examples']} examples {steady['alone']:.2f}% answer alone as in a batch, "
-        f"{steady['padded']:.2f}% behind more padding",
-        f"matrix products: {runs.integer_count} run on integers, {runs.floating_count} in float ({counted})",
-        "nodes by provider: " + ", ".join(f"{name} {count}" for name, count in runs.providers.items()),
-        *(f"note: {remark}" for remark in record["remarks"]),
-        f"verdict: {record['verdict']}",
+        f"file: {file.file}, {file.size_mb:.1f} MiB, profile {file.profile}, opset {file.opset}",
+        f"same prediction as in a batch, of {steady.examples} examples: {steady.alone:.2f}% alone, "
+        f"{steady.padded:.2f}% with more padding",
+        f"matmuls: {counted.integer_count} run on integers, {counted.floating_count} in float ({kinds})",
+        "nodes by provider: " + ", ".join(f"{name} {count}" for name, count in counted.providers.items()),
+        *(f"note: {note}" for note in result.notes),
+        f"verdict: {result.verdict.sentence}",
     ]
     return "\n".join(lines)
 

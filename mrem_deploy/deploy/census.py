@@ -14,7 +14,7 @@ import torch
 
 from mrem_deploy.deploy.runtime import feed, open_session, require
 
-# Matrix products by what they multiply. Both sets name operators of ONNX and of onnxruntime's own domain.
+# Matmuls by what they multiply. Both sets name operators of ONNX and of onnxruntime's own domain.
 INTEGER_PRODUCTS = frozenset(
     {
         *("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul", "QGemm"),
@@ -26,7 +26,7 @@ INTEGER_PRODUCTS = frozenset(
 FLOAT_PRODUCTS = frozenset(
     {
         *("MatMul", "FusedMatMul", "Gemm", "FusedGemm", "GemmFloat8", "Einsum", "Conv", "FusedConv"),
-        # Integer weights, but dequantized on the way into a float product.
+        # Integer weights, but dequantized before a float matmul.
         *("MatMulNBits", "MatMulBnb4", "MatMulFpQ4"),
         *("Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedAttention", "FlexAttention"),
     }
@@ -35,7 +35,7 @@ FLOAT_PRODUCTS = frozenset(
 
 @dataclass(frozen=True)
 class Census:
-    """What runs after optimization: matrix products by operator, and nodes by execution provider."""
+    """What runs after optimization: matmuls by operator, and nodes by execution provider."""
 
     integer: dict[str, int]
     floating: dict[str, int]
@@ -50,7 +50,7 @@ class Census:
     def floating_count(self) -> int:
         return sum(self.floating.values())
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -68,7 +68,7 @@ def census(
     with tempfile.TemporaryDirectory(prefix="mrem-census-") as name:
         folder = Path(name)
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # it would warn that the optimized file is for this machine only
+        options.log_severity_level = 3  # hides the warning that the optimized file is for this machine only
         options.optimized_model_filepath = str(folder / "optimized.onnx")
         options.add_session_config_entry(
             "session.optimized_model_external_initializers_file_name", "weights.bin"
@@ -90,7 +90,7 @@ def census(
 
 
 def _nodes(graph: Any) -> Any:
-    """Every node, those inside of If and Loop included."""
+    """Every node, also those inside If and Loop."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:

@@ -1,9 +1,8 @@
-"""ONNX models in onnxruntime: opening one, asking it, and what really runs once it is optimized.
+"""ONNX models in onnxruntime: sessions, inputs and predictions.
 
-What a reader would get wrong: the nodes of the file are not the nodes that run. onnxruntime folds and fuses
-them when it loads the file, and only there is decided whether a matrix product works on integers. So the
-census reads the graph that onnxruntime itself writes after optimizing, and the execution providers come out
-of a profiled run. onnx and onnxruntime are optional packages, imported when a function needs them.
+Note: the nodes of the file are not the nodes that run. onnxruntime folds and fuses them when it loads the
+file; `census` counts what is left. onnx and onnxruntime are optional packages, imported when a function needs
+them.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.deploy.optimizers import check_optimizers
 from mrem_deploy.evaluate.predict import Predictor
 
 EXPORT_PACKAGES = ("onnx", "onnx_ir", "onnxscript")
@@ -33,7 +33,7 @@ TOO_OLD = ("Unsupported model IR version", "opset", "Could not find an implement
 
 
 def missing_packages(*needed: str) -> list[str]:
-    """Which of these packages cannot be imported here; nothing is imported to find out."""
+    """Which of these packages are not installed. Imports none of them."""
     return [name for name in needed if find_spec(name) is None]
 
 
@@ -64,30 +64,37 @@ def open_session(
     threads: int = 0,
     providers: Sequence[str] | None = None,
     options: Any = None,
-    told: str = "",
+    title: str = "",
+    disabled_optimizers: Sequence[str] = (),
 ) -> Any:
-    """An InferenceSession at onnxruntime's default options, but for the number of threads (0: its choice).
+    """An InferenceSession with onnxruntime's default options, except for the threads (0: its choice).
 
-    `options` are SessionOptions to start from instead of the defaults; `told` names the model in messages
-    where it is given as bytes.
+    `options` are SessionOptions to start from instead of the defaults; `title` names the model in messages
+    if it is given as bytes.
     """
     require("onnxruntime")
     import onnxruntime
 
     if isinstance(model, Path) and not model.is_file():
         raise UserError(f"there is no ONNX model {model}", f"write it first: {_export_command(model.parent)}")
+    check_optimizers(disabled_optimizers)
     options = onnxruntime.SessionOptions() if options is None else options
     if threads:
         options.intra_op_num_threads = threads
     source = model if isinstance(model, bytes) else str(model)
     try:
-        return onnxruntime.InferenceSession(source, options, providers=providers or [PROVIDERS["cpu"]])
+        return onnxruntime.InferenceSession(
+            source,
+            options,
+            providers=providers or [PROVIDERS["cpu"]],
+            disabled_optimizers=list(disabled_optimizers) or None,
+        )
     except _errors_of(onnxruntime) as error:
-        raise _not_loaded(model, told or str(model), error, onnxruntime.__version__) from error
+        raise _not_loaded(model, title or str(model), error, onnxruntime.__version__) from error
 
 
 def _errors_of(onnxruntime: Any) -> tuple[type[Exception], ...]:
-    """onnxruntime's exceptions have no common base of their own."""
+    """onnxruntime's exceptions have no common base class."""
     found = inspect.getmembers(onnxruntime.capi.onnxruntime_pybind11_state, inspect.isclass)
     return tuple(kind for _, kind in found if issubclass(kind, Exception))
 
@@ -96,21 +103,21 @@ def _export_command(folder: Path) -> str:
     return f"python -m mrem_deploy.export {folder}"
 
 
-def _not_loaded(model: Path | bytes, told: str, error: Exception, version: str) -> UserError:
+def _not_loaded(model: Path | bytes, title: str, error: Exception, version: str) -> UserError:
     reason = _in_short(str(error))
-    folder = model.parent if isinstance(model, Path) else Path(told).parent
+    folder = model.parent if isinstance(model, Path) else Path(title).parent
     written = _opset(model)
     if written and any(sign in reason for sign in TOO_OLD):
-        oldest = _oldest_runtime(Path(told).name, written[0])
+        oldest = _oldest_runtime(Path(title).name, written[0])
         return UserError(
-            f"{told} has opset {written[0]} and IR version {written[1]}; the installed onnxruntime {version} "
-            f"cannot run it: {reason}",
+            f"{title} has opset {written[0]} and IR version {written[1]}; the installed onnxruntime "
+            f"{version} cannot run it: {reason}",
             f"install {f'onnxruntime {oldest} or newer' if oldest else 'a newer onnxruntime'}, or write the "
             f"model for old runtimes: {_export_command(folder)} --profile int8",
         )
     return UserError(
-        f"{told} cannot be loaded by onnxruntime {version}: {reason}",
-        f"if the file is cut short, copy it again or write it anew: {_export_command(folder)}",
+        f"{title} cannot be loaded by onnxruntime {version}: {reason}",
+        f"if the file is cut short, copy it again or export it again: {_export_command(folder)}",
     )
 
 
@@ -121,7 +128,7 @@ def _in_short(text: str) -> str:
 
 
 def _opset(model: Path | bytes) -> tuple[int, int] | None:
-    """(opset, IR version) as the file says them; None where it is no ONNX file."""
+    """(opset, IR version) of the file; None if it is no ONNX file."""
     if missing_packages("onnx"):
         return None
     import onnx
@@ -153,7 +160,7 @@ def _oldest_runtime(file: str, opset: int) -> str | None:
 def feed(session: Any, batch: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """The inputs that the session has, as int64.
 
-    A tokenizer that knows no token types gives none; they are all 0 then, as the torch model has it.
+    Token types are all 0 if the tokenizer gives none, as in the torch model.
     """
     given = {name: value.cpu().numpy().astype(np.int64) for name, value in batch.items()}
     given.setdefault("token_type_ids", np.zeros_like(given["input_ids"]))
@@ -170,9 +177,9 @@ def onnx_predictor(session: Any) -> Predictor:
 
 
 def with_outputs(model: Path, wanted: Sequence[str]) -> tuple[bytes, Any]:
-    """A copy of the model in memory with inner values as outputs after its own, and options to open it.
+    """A copy of the model in memory with inner values as further outputs, and options to open it.
 
-    Only what the graph really has can become an output; the caller looks at the session's outputs.
+    Names that the graph lacks are left out; the session's outputs show which are there.
     """
     require("onnx", "onnxruntime")
     import onnx
@@ -186,6 +193,6 @@ def with_outputs(model: Path, wanted: Sequence[str]) -> tuple[bytes, Any]:
             shape = ["batch", "sequence", None]
             copy.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
     options = onnxruntime.SessionOptions()
-    folder = str(model.resolve().parent)  # where weights of more than 2 GB lie beside the file
+    folder = str(model.resolve().parent)  # weights of more than 2 GiB are files next to the model
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
     return copy.SerializeToString(), options

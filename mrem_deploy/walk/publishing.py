@@ -76,18 +76,13 @@ def deploy(
         remedy = f"{error.remedy}; or keep the training and skip the export: --resume --export none"
         raise UserError(error.problem, remedy) from error
     if not recipe.validate:
-        return Onnx.from_dict(validation.describe(model))
+        return Onnx.from_dict(validation.describe_file(model).to_dict())
     found = validation.examine(model, evaluation, quantized, recipe.threads)
-    accuracy = evaluation.accuracy()
-    verdict = validation.judge(accuracy, validation.MAX_DROP)
-    noted = validation.remarks(found, recipe.spec.activation_bits)
-    for remark in noted:
-        say(f"note: {remark}")
-    record = validation.full_record(
-        found, accuracy, verdict, noted, recipe, evaluation.task.name, full_precision_from="measured"
-    )
-    write_json(folder / validation.RESULT, record)
-    return Onnx.from_dict(validation.headline(found, accuracy, verdict))
+    checked = validation.validated(found, evaluation.accuracy(), recipe, evaluation.task.name)
+    for note in checked.notes:
+        say(f"note: {note}")
+    write_json(folder / validation.RESULT, checked.to_dict())
+    return Onnx.from_dict(checked.headline())
 
 
 def sizes(frozen: FrozenModel, folder: Path, onnx: Onnx | None) -> Sizes:

@@ -13,7 +13,7 @@ import torch
 from tiny_onnx import expected, save_tiny_onnx
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.deploy import census, runtime
+from mrem_deploy.deploy import census, optimizers, runtime
 
 BATCH = {
     "input_ids": torch.tensor([[3, 7, 9], [1, 4, 0]]),
@@ -139,3 +139,33 @@ def test_a_provider_that_is_not_there() -> None:
     assert runtime.provider_names("cpu") == ["CPUExecutionProvider"]
     with pytest.raises(UserError, match="CPUExecutionProvider"):
         runtime.provider_names("quantum")
+
+
+# --- names of optimizers -----------------------------------------------------------------------
+
+
+def test_optimizers_of_this_onnxruntime_are_known() -> None:
+    known = optimizers.known_optimizers()
+    assert {"SkipLayerNormFusion", "ConstantFolding", "EliminateIdentity"} <= known
+    optimizers.check_optimizers(["SkipLayerNormFusion", "EliminateIdentity"])
+    optimizers.check_optimizers([])
+
+
+def test_a_misspelt_optimizer_is_refused_with_the_right_name(model: Path) -> None:
+    """onnxruntime itself accepts any name without a word."""
+    with pytest.raises(UserError, match=r"'SkipLayernormFusion'(.|\n)*did you mean SkipLayerNormFusion"):
+        optimizers.check_optimizers(["ConstantFolding", "SkipLayernormFusion"])
+    with pytest.raises(UserError, match=r"'xyz'(.|\n)*choose among(.|\n)*ConstantFolding"):
+        optimizers.check_optimizers(["xyz"])
+    with pytest.raises(UserError, match="did you mean ConstantFolding"):
+        runtime.open_session(model, disabled_optimizers=["ConstantFoldin"])
+    runtime.open_session(model, disabled_optimizers=["ConstantFolding"])
+
+
+def test_without_a_log_no_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another onnxruntime may word its log differently; a right name must not be refused then."""
+    monkeypatch.setattr(optimizers, "VERBOSE", 3)
+    optimizers.known_optimizers.cache_clear()
+    assert optimizers.known_optimizers() == frozenset()
+    optimizers.check_optimizers(["xyz"])
+    optimizers.known_optimizers.cache_clear()

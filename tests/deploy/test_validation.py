@@ -180,7 +180,10 @@ def test_answers_that_depend_on_the_batch_are_noticed(
         "alone": 100,
         "padded": 100,
     }
-    assert f"of {DEV} examples 100.00% answer alone as in a batch" in capsys.readouterr().out
+    assert (
+        f"same prediction as in a batch, of {DEV} examples: 100.00% alone, 100.00% with more"
+        in capsys.readouterr().out
+    )
 
     def padding_counts(session: Any) -> Callable[[dict[str, torch.Tensor]], list[np.ndarray]]:
         def ask(batch: dict[str, torch.Tensor]) -> list[np.ndarray]:
@@ -193,7 +196,7 @@ def test_answers_that_depend_on_the_batch_are_noticed(
     assert run(result, "--max-drop", 100, "--batch-size", 1) == 0
     found = read(result / validation.RESULT)
     assert (found["onnx"]["steady"]["alone"], found["onnx"]["steady"]["padded"]) == (100, 0)
-    assert any("behind more padding" in remark for remark in found["remarks"])
+    assert any("with more padding as in a batch" in remark for remark in found["remarks"])
 
 
 def spoil(path: Path) -> None:
@@ -308,7 +311,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], tuple[str, ...], tuple[str, ...
         (artifact.TENSORS, "cannot be read", "copy the result folder again"),
     ),
     "newer format": (newer, (), ("version 99", "the release of mrem_deploy that wrote it")),
-    "no recipe": (lambda folder: (folder / "recipe.yaml").unlink(), (), ("no recipe.yaml", "again, whole")),
+    "no recipe": (
+        lambda folder: (folder / "recipe.yaml").unlink(),
+        (),
+        ("no recipe.yaml", "copy the whole"),
+    ),
     "no tokenizer": (forget_tokenizer, (), ("no tokenizer",)),
     "data gone": (lambda _: None, ("--data", "/gone/data.jsonl"), ("/gone/data.jsonl", "--data PATH")),
     "negative drop": (lambda _: None, ("--max-drop", "-1"), ("--max-drop must be", "'-1'")),

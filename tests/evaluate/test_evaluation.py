@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tiny_job import DEV, POSITIONS, save_model, sentences, write_jsonl
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.data.task_data import open_task
 from mrem_deploy.deploy import validation
+from mrem_deploy.deploy.census import Census
 from mrem_deploy.evaluate import evaluation as scoring
 from mrem_deploy.evaluate import scorers
 from mrem_deploy.evaluate.accuracy import FULL_PRECISION, ONNX, QUANTIZED, Accuracy, SplitScores
@@ -193,7 +195,7 @@ def two_splits(first: float, second: float) -> Accuracy:
     ],
 )
 def test_the_verdict(drops: tuple[float, float], allowed: float, passed: bool, worst: str) -> None:
-    verdict = validation.judge(two_splits(*drops), allowed)
+    verdict = validation.verdict_on(two_splits(*drops), allowed)
     assert (verdict.passed, verdict.split) == (passed, worst)
     assert verdict.drop == pytest.approx(max(drops))
     assert verdict.sentence.startswith("passed" if passed else "FAILED")
@@ -201,16 +203,22 @@ def test_the_verdict(drops: tuple[float, float], allowed: float, passed: bool, w
 
 
 @pytest.mark.parametrize(
-    ("share", "bits", "told"),
+    ("share", "bits", "noted"),
     [(99.0, 8, False), (98.9, 8, True), (97.0, 4, False), (96.0, 4, True)],
 )
-def test_remarks_on_disagreement(share: float, bits: int, told: bool) -> None:
-    nodes = {"integer": {"QGemm": 1}, "floating": {}, "floating_nodes": [], "providers": {}}
-    steady = {"examples": 9, "alone": 100.0, "padded": 100.0}
-    found = {"agreement": {QUANTIZED: {"dev": {"agreement": share}}}, "steady": steady, "nodes": nodes}
-    assert bool(validation.remarks(found, bits)) == told
-    idle = {**found, "nodes": {**nodes, "integer": {}, "floating": {"MatMul": 1}}}
-    assert "no matrix product runs on integers" in validation.remarks(idle, bits)[-1]
+def test_notes_on_disagreement(share: float, bits: int, noted: bool) -> None:
+    found = validation.Findings(
+        validation.OnnxFile("model.onnx", "ort-cpu", None, 17, 1.0),
+        {QUANTIZED: {"dev": {"agreement": share}}},
+        validation.Steadiness(9, 100.0, 100.0),
+        {},
+        Census({"QGemm": 1}, {}, [], {}),
+        "1.0",
+        0,
+    )
+    assert bool(validation.notes_on(found, bits)) == noted
+    idle = replace(found, census=Census({}, {"MatMul": 1}, [], {}))
+    assert "no matmul runs on integers" in validation.notes_on(idle, bits)[-1]
 
 
 def test_outputs_that_are_not_numbers_are_refused(tmp_path: Path) -> None:

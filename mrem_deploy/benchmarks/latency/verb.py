@@ -27,6 +27,7 @@ from mrem_deploy.benchmarks.latency import report as report
 from mrem_deploy.benchmarks.latency import subject as subjects
 from mrem_deploy.benchmarks.latency.race import Plan, Shape, Standing, race, running
 from mrem_deploy.benchmarks.output import Result
+from mrem_deploy.deploy.optimizers import check_optimizers
 
 EXAMPLES = """\
 examples:
@@ -99,6 +100,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Result:
     _check(options)
+    if options.options is not None:
+        check_optimizers(options.options.disabled_optimizers)
     opt.fill_in(options, DEFAULTS)
     gpu = machine.describe()["gpu"]
     missing = lineup.why_no_gpu(gpu)
