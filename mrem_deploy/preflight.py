@@ -164,7 +164,7 @@ def export_profiles(recipe: Recipe) -> tuple[str, ...]:
 
 
 def check_labels(task_data: TaskData, texts: Texts, model: PreTrainedModel) -> None:
-    """Whether the model's head has the data's labels."""
+    """Refuse data with labels that the model's head does not have, in the training or evaluation split."""
     task = task_data.task
     if texts.label_names:
         label_order(texts.label_names, model.config, task)
@@ -178,3 +178,13 @@ def check_labels(task_data: TaskData, texts: Texts, model: PreTrainedModel) -> N
             f"{task.name} needs a model with one output; this one has {model.config.num_labels}",
             "give a checkpoint fine-tuned for this task",
         )
+    check_evaluation_labels(task_data, model)
+
+
+def check_evaluation_labels(task_data: TaskData, model: PreTrainedModel) -> None:
+    """Refuse labels or tags of the evaluation split that the model does not have, before the training.
+
+    Only the column of the labels is read here; the texts stay unread until the training is over.
+    """
+    for names in task_data.evaluation_label_names().values():
+        label_order(names, model.config, task_data.task)

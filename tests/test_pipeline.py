@@ -277,13 +277,15 @@ def test_tasks_that_answer_by_token(
 def test_the_evaluation_split_is_read_once_and_after_training(
     workshop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Opening looks at one row, to find a missing column; the rest stays unread until training is over."""
+    """Opening looks at one row, to find a missing column; then the labels are checked, by their column alone.
+    The texts stay unread until training is over."""
     events: list[str] = []
     read, method, score = table_files.read_files, METHODS["mrem-s"], TaskData.evaluation
 
     def watched_read(paths: Any, naming: Any, wanted: Any) -> Any:
         if wanted.rows is None:
-            events.append(f"read {paths[0].stem}")
+            texts = "" if "text" in wanted else f" {' '.join(sorted(wanted.columns))}"
+            events.append(f"read {paths[0].stem}{texts}")
         return read(paths, naming, wanted)
 
     def watched_train(job: TrainJob) -> TrainLog:
@@ -295,7 +297,7 @@ def test_the_evaluation_split_is_read_once_and_after_training(
     monkeypatch.setitem(METHODS, "mrem-s", replace(method, train=watched_train))
     monkeypatch.setattr(TaskData, "evaluation", lambda data: events.append("evaluation") or score(data))
     assert job(workshop, "spied").run() == 0
-    assert events == ["read train", "trained", "evaluation", "read dev"]
+    assert events == ["read train", "read dev label labels", "trained", "evaluation", "read dev"]
 
 
 @pytest.mark.usefixtures("no_report")

@@ -112,7 +112,7 @@ def check_words(sentences: Sequence[Any], origin: str, column: str) -> list[list
 
 
 def check_tags(tags: list[list[str]], words: list[list[str]], where: str) -> None:
-    """As many as words, and of the kind that marks entities; numbers stand for the model's own labels."""
+    """As many tags as words."""
     for i, (own, sentence) in enumerate(zip(tags, words, strict=True)):
         if len(own) != len(sentence):
             raise UserError(
@@ -120,6 +120,10 @@ def check_tags(tags: list[list[str]], words: list[list[str]], where: str) -> Non
                 f"for {len(sentence)} words.",
                 "Mend the row.",
             )
+
+
+def check_tag_names(tags: list[list[str]], where: str) -> None:
+    """Tags that mark entities, or numbers, which stand for the labels of the model."""
     names = sorted({tag for own in tags for tag in own})
     strange = [name for name in names if not TAG.fullmatch(name) and not name.isdecimal()]
     if strange:

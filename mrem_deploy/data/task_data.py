@@ -22,7 +22,7 @@ from mrem_deploy.data.labels import CLASSES, _spelling, label_order
 from mrem_deploy.data.sources import Source, listing, open_source
 from mrem_deploy.data.squad import read_questions
 from mrem_deploy.data.table_files import Table, Wanted
-from mrem_deploy.data.tagging import TaggedTexts, check_tags, check_words
+from mrem_deploy.data.tagging import TaggedTexts, check_tag_names, check_tags, check_words
 from mrem_deploy.data.tasks import TASKS, Task, find_task
 from mrem_deploy.data.texts import Texts, encode, sample
 
@@ -110,11 +110,34 @@ class TaskData:
     def evaluation(self) -> dict[str, Texts]:
         """The evaluation splits the data has, by name: matched and mismatched for MNLI, else dev."""
         tables = self._evaluation_source.evaluation(self._wanted)
-        from_data = self.task.kind in CLASSES and not self.task.labels and not self.task.label_free
-        known = self._train.label_names if from_data else ()
+        known = self._known_labels()
         return {
             split: _texts(table, self.task, self._columns, known, True) for split, table in tables.items()
         }
+
+    def evaluation_label_names(self) -> dict[str, tuple[str, ...]]:
+        """By split, the names of its labels or tags. Reads the column of the labels and no texts.
+
+        Refuses labels that `evaluation` would refuse. Empty for tasks whose labels have no names.
+        """
+        task = self.task
+        if task.label_free or task.kind not in (*CLASSES, "regression"):
+            return {}
+        wanted = Wanted(frozenset(filter(None, (*task.label_columns, self._columns.label))))
+        found = {}
+        for split, table in self._evaluation_source.evaluation(wanted).items():
+            column = _label_column(table, task, self._columns, required=True)
+            if task.kind == "token-classification":
+                found[split] = _tags(table, column, self._known_labels(), labelled=True)[1]
+            else:
+                table = _agreed(table, task, column)
+                found[split] = _labels(table, column, task, self._known_labels(), labelled=True)[1]
+        return {} if task.kind == "regression" else found
+
+    def _known_labels(self) -> tuple[str, ...]:
+        """Labels of the training split, for tasks that take the names from the data."""
+        from_data = self.task.kind in CLASSES and not self.task.labels and not self.task.label_free
+        return self._train.label_names if from_data else ()
 
     def digest(self) -> str:
         """Identifies the training texts and their order; labels play no part in quantization."""
@@ -140,40 +163,65 @@ def _texts(table: Table, task: Task, columns: Columns, known: tuple[str, ...], l
         return read_questions(table, asked, contexts, label, task.unanswerable, labelled)
     if task.kind == "token-classification" and not task.label_free:
         return _tagged(table, first, label, known, labelled)
-    if label is not None and task.skip_label is not None:
-        rows = np.flatnonzero([cell != task.skip_label for cell in table.columns[label]])
-        if len(rows) == 0:
-            raise UserError(
-                f"Expected labels in {table.origin}; every row has {task.skip_label!r} in column {label!r}.",
-                "Give a labelled file.",
-            )
-        table = table if len(rows) == len(table) else table.take(rows)
-    labels, names = None, task.labels
-    if label is not None:
-        where = f"column {label!r} of {table.origin}"
-        found = [_label_text(cell) for cell in table.columns[label]]
-        cells = [cell for cell in found if cell is not None]
-        complete = len(cells) == len(found)
-        if labelled and not complete:
+    table = _agreed(table, task, label)
+    labels, names = _labels(table, label, task, known, labelled)
+    return Texts(_strings(table, first), _strings(table, second) if second else None, labels, names)
+
+
+def _agreed(table: Table, task: Task, label: str | None) -> Table:
+    """Without the rows whose label says that the annotators did not agree."""
+    if label is None or task.skip_label is None:
+        return table
+    rows = np.flatnonzero([cell != task.skip_label for cell in table.columns[label]])
+    if len(rows) == 0:
+        raise UserError(
+            f"Expected labels in {table.origin}; every row has {task.skip_label!r} in column {label!r}.",
+            "Give a labelled file.",
+        )
+    return table if len(rows) == len(table) else table.take(rows)
+
+
+def _labels(
+    table: Table, label: str | None, task: Task, known: tuple[str, ...], labelled: bool
+) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Labels as indices into their names, or scores; None if some row has none and `labelled` is False."""
+    if label is None:
+        return None, task.labels
+    where = f"column {label!r} of {table.origin}"
+    found = [_label_text(cell) for cell in table.columns[label]]
+    cells = [cell for cell in found if cell is not None]
+    if len(cells) != len(found):
+        if labelled:
             raise UserError(
                 f"Expected a label in every row; {len(found) - len(cells)} of {len(found)} in {where} "
                 f"have none (empty or -1), the first is row {found.index(None) + 1}.",
                 "Evaluate on a labelled split (the test sets of GLUE are not), or remove these rows.",
             )
-        if complete and task.kind == "regression":
-            labels = np.array([_score(cell, i, where) for i, cell in enumerate(cells)], dtype=np.float32)
-        elif complete:
-            names = task.labels or table.classes.get(label) or _names({*cells, *known})
-            labels = _indices(cells, names, where)
-    return Texts(_strings(table, first), _strings(table, second) if second else None, labels, names)
+        return None, task.labels
+    if task.kind == "regression":
+        scores = [_score(cell, i, where) for i, cell in enumerate(cells)]
+        return np.array(scores, dtype=np.float32), task.labels
+    names = task.labels or table.classes.get(label) or _names({*cells, *known})
+    return _indices(cells, names, where), names
 
 
 def _tagged(
     table: Table, column: str, label: str | None, known: tuple[str, ...], labelled: bool
 ) -> TaggedTexts:
-    """Words and their tags; unlike classes of texts, tags are complete or missing sentence by sentence."""
     words = check_words(table.columns[column], table.origin, column)
-    tags, names = None, known
+    texts, names = _tags(table, label, known, labelled)
+    tags = None
+    if texts is not None:
+        check_tags(texts, words, f"column {label!r} of {table.origin}")
+        index = {name: i for i, name in enumerate(names)}
+        tags = [np.array([index[tag] for tag in own], dtype=np.int64) for own in texts]
+    return TaggedTexts([" ".join(sentence) for sentence in words], None, None, names, words, tags)
+
+
+def _tags(
+    table: Table, label: str | None, known: tuple[str, ...], labelled: bool
+) -> tuple[list[list[str]] | None, tuple[str, ...]]:
+    """The tags of every sentence and their names; unlike classes, a sentence has all of its tags or none."""
     cells = [] if label is None else table.columns[label]
     missing = [i for i, cell in enumerate(cells) if not isinstance(cell, list) or None in cell]
     if missing and labelled:
@@ -182,14 +230,11 @@ def _tagged(
             f"{cells[missing[0]]!r:.60} in column {label!r}.",
             "Evaluate on a labelled split, or name the column of the tags with --label-column.",
         )
-    if label is not None and not missing:
-        where = f"column {label!r} of {table.origin}"
-        texts = [[str(tag) for tag in cell] for cell in cells]
-        check_tags(texts, words, where)
-        names = table.classes.get(label) or _names({tag for own in texts for tag in own} | {*known})
-        index = {name: i for i, name in enumerate(names)}
-        tags = [np.array([index[tag] for tag in own], dtype=np.int64) for own in texts]
-    return TaggedTexts([" ".join(sentence) for sentence in words], None, None, names, words, tags)
+    if label is None or missing:
+        return None, known
+    texts = [[str(tag) for tag in cell] for cell in cells]
+    check_tag_names(texts, f"column {label!r} of {table.origin}")
+    return texts, table.classes.get(label) or _names({tag for own in texts for tag in own} | {*known})
 
 
 def _text_columns(table: Table, task: Task, columns: Columns) -> tuple[str, str | None]:

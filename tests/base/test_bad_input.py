@@ -139,6 +139,21 @@ def three_labels(place: Place) -> None:
     place.set(data=write_jsonl(place.root / "three.jsonl", rows))
 
 
+def untrained(place: Place) -> None:
+    place.patch.setattr(ModuleTrainer, "step", lambda *_, **__: pytest.fail("trained before the check"))
+
+
+def new_label_in_dev(place: Place) -> None:
+    untrained(place)
+    rows = sentences(12, seed=3)
+    write_jsonl(place.data / "dev.jsonl", [*rows, {"text": "good film", "label": 7}])
+
+
+def unlabelled_row_in_dev(place: Place) -> None:
+    untrained(place)
+    write_jsonl(place.data / "dev.jsonl", [*sentences(12, seed=3), {"text": "good film", "label": None}])
+
+
 def pickle_only(place: Place) -> None:
     (place.model / "model.safetensors").unlink()
     (place.model / "pytorch_model.bin").write_bytes(b"\x80\x02 would run anything")
@@ -235,6 +250,10 @@ CASES = [
          ("'stars'", "it has 'text', 'label'", "→", "--label-column")),
     Case("three labels, model of two", three_labels,
          ("data has 3 (0, 1, 2)", "model has 2", "→", "fine-tuned")),
+    Case("a label that only the evaluation split has", new_label_in_dev,
+         ("labels do not fit", "3 (0, 1, 7)", "model has 2", "→", "id2label")),
+    Case("a row without label in the evaluation split", unlabelled_row_in_dev,
+         ("label in every row", "1 of 13", "dev.jsonl", "row 13", "→", "labelled split")),
     Case("regression, model of two labels",
          lambda p: p.set(task="stsb", text_column="text", text_pair_column="text", data=p.data),
          ("stsb", "one output", "has 2", "→")),
