@@ -140,7 +140,7 @@ def _score_table(accuracy: Accuracy) -> Table:
     has_onnx = any(ONNX in split.scores for split in accuracy.splits.values())
     for name, split in accuracy.splits.items():
         full, quantized, onnx = (split.scores.get(model, {}) for model in (FULL_PRECISION, QUANTIZED, ONNX))
-        for metric in dict.fromkeys(m for m in (*full, *quantized) if not m.endswith("_thresh")):
+        for metric in dict.fromkeys(m for m in (*full, *quantized) if metric_of(m).shown):
             counted = change_error(split) if metric == split.paired else None
             if counted is not None:
                 paired, bounds = paired or split.lost is not None, True
