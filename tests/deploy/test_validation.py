@@ -21,7 +21,7 @@ from tiny_models import tiny_encoded, tiny_pair
 from transformers import AutoTokenizer
 
 import mrem_deploy
-from mrem_deploy import __main__, preflight, validate
+from mrem_deploy import __main__, pipeline, preflight, validate
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.data.task_data import TaskData
 from mrem_deploy.data.tasks import find_task
@@ -44,7 +44,8 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     read, ask = TaskData.evaluation, scoring.torch_predictor
     with workshop_in(tmp_path_factory.mktemp("workshop")) as root, pytest.MonkeyPatch.context() as patch:
         patch.setattr(TaskData, "evaluation", lambda data: events.append("read") or read(data))
-        patch.setattr(scoring, "torch_predictor", lambda model: events.append("torch") or ask(model))
+        for module in (scoring, pipeline):
+            patch.setattr(module, "torch_predictor", lambda model: events.append("torch") or ask(model))
         assert job_in(root, "result", bits="4-4-8", export="auto").run() == 0
         (root / "events").write_text(" ".join(events))
         yield root

@@ -177,7 +177,7 @@ def test_a_new_metric_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     split = {FULL_PRECISION: {"balanced": 100.0}, QUANTIZED: scorer.score(quantized)}
     content = Accuracy("balanced", {"dev": SplitScores(len(TRUTH), scores=split)}, {QUANTIZED: expected})
-    page = a_result.write(tmp_path, a_result.metrics(accuracy=content.to_dict()))
+    page = a_result.write(tmp_path, a_result.metrics(accuracy=content))
     assert "balanced accuracy 70.0%" in page.text
     entries = a_result.front_matter(tmp_path)["model-index"][0]["results"][0]["metrics"]
     assert {"type": "balanced_acc", "name": "Balanced accuracy", "value": 70.0} in entries
