@@ -91,7 +91,7 @@ FINETUNING = FinetuneSettings(model="", task="text-classification", data="", out
 QUANTIZATION: dict[str, Any] = {"bits": "4-4-8", "steps": 100, "calib_size": 1024, "out": "mrem-demo"}
 
 
-def starter_options() -> dict[str, Any]:
+def demo_options() -> dict[str, Any]:
     """The options of `quantize` for the built-in example. Downloads and fine-tunes what is missing."""
     data, model = ensure_reviews(), ensure_finetuned()
     return {"model": str(model), "task": FINETUNING.task, "data": str(data), **QUANTIZATION}

@@ -1,4 +1,4 @@
-"""`python -m mrem_deploy.quantize`: a fine-tuned encoder in, a low-bit one with its proof out."""
+"""`mrem quantize`: quantize a fine-tuned encoder, measure it and export it to ONNX."""
 
 from __future__ import annotations
 
@@ -66,15 +66,15 @@ def main(argv: list[str] | None = None) -> int:
     values: dict[str, Any] = from_yaml(Path(config)) if config else {}
     values.update(arguments)
     if not {"model", "task", "data"} & values.keys():
-        from mrem_deploy.demo import starter_options
+        from mrem_deploy.demo import demo_options
 
-        values = {**starter_options(), **values}
+        values = {**demo_options(), **values}
     recipe = make_recipe(values)
     if only_plan:
         print("\n".join(pipeline.plan(recipe).lines()))
         return 0
     result = pipeline.run(recipe, resume)
-    if os.environ.get("RANK", "0") == "0":  # of several workers the first speaks
+    if os.environ.get("RANK", "0") == "0":  # only the first of several workers prints
         print(terminal_summary(result.metrics, result.folder))
     return 0
 

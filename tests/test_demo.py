@@ -197,7 +197,7 @@ def test_fine_tuning_runs_once_and_is_named_after_what_decides_it(
 def test_its_options_make_a_recipe(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "ensure_reviews", lambda: cache / "reviews")
     monkeypatch.setattr(demo, "ensure_finetuned", lambda: cache / "model")
-    recipe = config.make_recipe(demo.starter_options())
+    recipe = config.make_recipe(demo.demo_options())
     assert (recipe.model, recipe.data) == (str(cache / "model"), str(cache / "reviews"))
     assert (recipe.task, recipe.bits, recipe.method) == ("text-classification", "4-4-8", "mrem-s")
 

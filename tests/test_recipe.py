@@ -193,7 +193,7 @@ def test_the_page_of_the_options_is_up_to_date() -> None:
 
 def test_no_arguments_run_the_built_in_example(monkeypatch: pytest.MonkeyPatch, captured: Any) -> None:
     options = {"model": "starter", "task": "text-classification", "data": "reviews", "out": "/o", "steps": 3}
-    monkeypatch.setattr(demo, "starter_options", lambda: dict(options))
+    monkeypatch.setattr(demo, "demo_options", lambda: dict(options))
     assert {name: getattr(captured([]), name) for name in options} == options
     changed = captured(["--bits", "2-2-8", "--steps", "5", "--out", "/other"])
     assert (changed.model, changed.bits, changed.steps, changed.out) == ("starter", "2-2-8", 5, "/other")
