@@ -76,7 +76,7 @@ class Lowering:
 
     def _quantize(self, x: ir.Value, name: str) -> Codes | None:
         """The integers of an activation, or None where it is not quantized."""
-        step = self.frozen.steps.get(name)
+        step = self.frozen.scales.get(name)
         if step is None:
             return None
         key = (x, name)

@@ -1,7 +1,7 @@
 """The only definition of integer grids, rounding, quantize and dequantize.
 
-Every other file (quantizers, frozen layers, C++ and Triton kernels, ONNX export) must give the
-integers that these lines give. Two rules keep them equal everywhere:
+Every other file (quantizers, frozen layers, C++ and Triton kernels, ONNX export) must give the same
+integers as the code here. Two rules keep them equal everywhere:
 
 * quantize by *division* `x / s`, never by `x * (1 / s)`: the two differ at ties;
 * round half to even (`torch.round`, `std::nearbyint`, ONNX QuantizeLinear), never half away.
@@ -44,8 +44,8 @@ def symmetric_grid(bits: int) -> Grid:
 
 
 def activation_grid(bits: int) -> Grid:
-    """Symmetric activations. At 8 bits the lowest code is −128, not −127: that is where ONNX
-    QuantizeLinear saturates, so no Clip (which costs time) is needed in front of it."""
+    """Symmetric activations. At 8 bits the lowest code is −128, not −127: there ONNX QuantizeLinear
+    saturates, so it needs no Clip (which costs time) in front of it."""
     return Grid(8, -128, 127) if bits == 8 else symmetric_grid(bits)
 
 
@@ -53,7 +53,7 @@ def asymmetric_grid(bits: int, zero_point: int) -> Grid:
     """Codes 0 … 2^b−1 for mostly positive activations (after softmax and GELU)."""
     high = 2**bits - 1
     if not 0 <= zero_point <= high:
-        raise ValueError(f"zero point must lie in 0..{high} for {bits} bits, got {zero_point}")
+        raise ValueError(f"zero point must be in 0..{high} for {bits} bits, got {zero_point}")
     return Grid(bits, 0, high, zero_point)
 
 

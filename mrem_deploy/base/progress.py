@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sized
 from typing import TypeVar
 
 from tqdm import tqdm
 
 T = TypeVar("T")
+# tqdm's own lock is a semaphore between processes. A killed process leaks it, and Python then warns about it
+# at the end of the run. Our processes share no bars, so a lock between threads is enough.
+tqdm.set_lock(threading.RLock())
 _silent = False  # for the entire process: only one of several workers prints
 
 

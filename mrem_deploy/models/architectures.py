@@ -1,8 +1,6 @@
-"""Where things are in each architecture: one table row each, and nothing else that is specific.
+"""Where things are in each architecture: one table row each. Nothing else depends on the architecture.
 
-`anatomy(model)` resolves a row against a real model. `carve(model, start, stop)` cuts a run of
-blocks out of it as a `Part`: a shallow view that shares the model's parameters and runs Hugging
-Face's own forward code, so masks, rotary embeddings and relative biases are never re-typed here.
+`anatomy(model)` resolves a row against a real model.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ class Architecture:
 
     word_embedding: str
     blocks: str
-    attention: str  # the module that computes q, k, v and hands them to the attention function
+    attention: str  # the module that computes q, k, v and passes them to the attention function
     shared_input: tuple[str, ...]  # linears inside `attention` that read the same tensor
     after_activation: str | None  # the linear fed by GELU; None where a gate makes its input signed
     projections: tuple[str, ...] = ("classifier", "qa_outputs", "classifier.out_proj")  # the heads
@@ -89,7 +87,7 @@ def _join(*parts: str) -> str:
 
 
 def anatomy(model: PreTrainedModel) -> Anatomy:
-    """Find the pieces of a Hugging Face model; a UserError lists what is supported."""
+    """Find the layers of a Hugging Face model; a UserError lists what is supported."""
     model_type = getattr(model.config, "model_type", "unknown")
     if model_type not in ARCHITECTURES:
         raise UserError(

@@ -1,18 +1,18 @@
 """Full-precision checkpoints: from a folder or a hub id to a float32 model and its tokenizer.
 
-Two things a reader would get wrong. transformers fills what a checkpoint lacks with random
-numbers and only warns; here that is an error unless the caller is about to train the new head.
-And it makes an empty tokenizer, without a word, for a folder that holds none; here that is an
-error too. Weights come from safetensors alone and no code out of a checkpoint is ever run.
+Note: transformers fills what a checkpoint lacks with random numbers and only warns. Here that is an
+error, unless the caller is about to train the new head. And for a folder without tokenizer it silently
+makes an empty one; here that is an error too. Weights are read from safetensors only, and code from a
+checkpoint is never run.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -39,6 +39,13 @@ TOKENIZER_FILES = (
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
+class LoadingInfo(TypedDict):
+    """The part that we read of what transformers reports with `output_loading_info`."""
+
+    missing_keys: Collection[str]
+    mismatched_keys: Collection[tuple[str, Sequence[int], Sequence[int]]]  # name, shape found, shape expected
+
+
 def load_model(
     path_or_hub_id: str | Path,
     head: str,
@@ -47,10 +54,10 @@ def load_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a float32 model in evaluation mode, and its tokenizer.
 
-    `num_labels` is what the task needs (None: what the checkpoint has). With `allow_new_head` a
-    head that is missing, or has another number of labels, is newly initialised from torch's
-    global random state: right before fine-tuning, wrong before quantization. A body that does
-    not fit, and NaN or Inf in any weight, are refused always.
+    `num_labels` is what the task needs (None: what the checkpoint has). With `allow_new_head` a head that
+    is missing, or has another number of labels, is initialised from torch's global random state: right
+    before fine-tuning, wrong before quantization. A body that does not fit, and NaN or Inf in any weight,
+    are always refused.
     """
     if head not in HEADS:
         raise UserError(f"Unknown head {head!r}.", f"Choose one of: {', '.join(HEADS)}.")
@@ -70,9 +77,9 @@ def load_model(
 
 
 def longest_input(model: PreTrainedModel) -> int | None:
-    """How many tokens the model has positions for; None where positions are computed, not looked up."""
+    """How many tokens the model has positions for; None if positions are computed, not looked up."""
     limits = [
-        # The RoBERTa family counts positions from behind its padding index.
+        # In the RoBERTa family positions begin after the padding index.
         part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1)
         for name, part in model.named_modules()
         if isinstance(part, torch.nn.Embedding) and name.endswith("position_embeddings")
@@ -138,7 +145,7 @@ def _check_tokenizer_files(folder: Path, files: list[str], shown: str) -> None:
     if not any(name in files for name in TOKENIZER_FILES):
         raise UserError(
             f"{folder} has no tokenizer (it has: {shown}).",
-            "Put the tokenizer the model was trained with beside it: "
+            "Put the tokenizer that the model was trained with next to it: "
             'AutoTokenizer.from_pretrained("BASE_MODEL").save_pretrained("FOLDER").',
         )
 
@@ -162,19 +169,19 @@ def _pickle_refused(source: str, name: str) -> UserError:
     )
 
 
-def _load_weights(source: str, head: str, num_labels: int | None) -> tuple[PreTrainedModel, dict[str, Any]]:
+def _load_weights(source: str, head: str, num_labels: int | None) -> tuple[PreTrainedModel, LoadingInfo]:
     import transformers
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
-    options: dict[str, Any] = {} if num_labels is None else {"num_labels": num_labels}
+    options = {} if num_labels is None else {"num_labels": num_labels}
     try:
         model, info = getattr(transformers, HEADS[head]).from_pretrained(
             source,
             dtype=torch.float32,
             use_safetensors=True,
             trust_remote_code=False,
-            # Misfits are listed in `info` and judged below, by name, instead of one long traceback.
+            # What does not fit is listed in `info` and checked below, by name, not in one long traceback.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             **options,
@@ -182,12 +189,12 @@ def _load_weights(source: str, head: str, num_labels: int | None) -> tuple[PreTr
     except SafetensorError as error:
         raise UserError(
             f"The safetensors file in {source} cannot be read: {error}.",
-            "It is cut short or no safetensors file (a Git LFS pointer?): copy or download it again.",
+            "It is incomplete or not a safetensors file (a Git LFS pointer?): copy or download it again.",
         ) from error
     except (ValueError, KeyError, TypeError, StrictDataclassError) as error:
         if "custom code" in str(error) or "trust_remote_code" in str(error):
             raise UserError(
-                f"{source} needs code of its own to load; code out of a checkpoint is never run here.",
+                f"{source} needs its own code to load; code from a checkpoint is never run here.",
                 "Use a checkpoint of an architecture that transformers itself knows.",
             ) from error
         raise UserError(
@@ -200,7 +207,7 @@ def _load_weights(source: str, head: str, num_labels: int | None) -> tuple[PreTr
 
 
 def _unreadable(source: str, error: OSError) -> UserError:
-    """What an OSError of transformers means: a broken folder, or the hub and its many ways to fail."""
+    """What an OSError of transformers means: a broken folder, or one of the ways in which the hub fails."""
     reason = _first_line(error)
     if Path(source).is_dir():
         return UserError(
@@ -209,7 +216,7 @@ def _unreadable(source: str, error: OSError) -> UserError:
     if "model.safetensors" in str(error):
         return _pickle_refused(source, "no model.safetensors on the hub")
     return UserError(
-        f"{source} is no local folder, and the hub did not give it: {reason}",
+        f"{source} is not a local folder, and it could not be loaded from the hub: {reason}",
         "Check the spelling and the network (HF_HUB_OFFLINE must not be 1; a private or gated model needs "
         "`hf auth login`), or, on a machine with network, run "
         f"`hf download {source} --local-dir FOLDER`, copy FOLDER here and give its path.",
@@ -217,34 +224,34 @@ def _unreadable(source: str, error: OSError) -> UserError:
 
 
 def _check_weights_fit(
-    source: str, head: str, model: PreTrainedModel, info: dict[str, Any], allow_new_head: bool
+    source: str, head: str, model: PreTrainedModel, info: LoadingInfo, allow_new_head: bool
 ) -> None:
     """Sort what the checkpoint lacks into body (refused), pooler and head (by `allow_new_head`)."""
-    shapes = {name: (tuple(came), tuple(expected)) for name, came, expected in info["mismatched_keys"]}
+    shapes = {name: (tuple(found), tuple(expected)) for name, found, expected in info["mismatched_keys"]}
     lacking = sorted(set(info["missing_keys"]) | set(shapes))
     body = [name for name in lacking if _in_body(name, head, model)]
     if body:
         name = body[0]
         what = "is missing from the weights"
         if name in shapes:
-            what = f"has the shape {shapes[name][0]}; config.json asks for {shapes[name][1]}"
+            what = f"has the shape {shapes[name][0]}; config.json needs {shapes[name][1]}"
         raise UserError(
             f"The weights in {source} do not fit its config.json: {name} {what}"
             + (f" (and {len(body) - 1} more)." if len(body) > 1 else "."),
-            "Give the config.json and model.safetensors of one and the same checkpoint.",
+            "Give the config.json and model.safetensors of the same checkpoint.",
         )
     if head == "feature-extraction":
         # Sentence embeddings are pooled from the last hidden states: a pooler that the checkpoint
-        # never had would only carry random numbers along.
+        # never had would only hold random numbers.
         if lacking:
             model.pooler = None
         return
     if not lacking or allow_new_head:
         return
     if shapes:
-        came, expected = (shape[0] for shape in next(iter(shapes.values())))
+        found, expected = (shape[0] for shape in next(iter(shapes.values())))
         raise UserError(
-            f"The {head} head of {source} has {came} labels; {expected} are needed for this task.",
+            f"The {head} head of {source} has {found} labels; {expected} are needed for this task.",
             "Use the task it was trained on, or fine-tune it first: python -m mrem_deploy.finetune --help.",
         )
     raise UserError(
@@ -254,7 +261,7 @@ def _check_weights_fit(
 
 
 def _in_body(name: str, head: str, model: PreTrainedModel) -> bool:
-    """Whether a weight belongs to the encoder; a pooler counts as head, it is trained with it."""
+    """Whether a weight belongs to the encoder; a pooler counts as head, because it is trained with it."""
     if "pooler" in name.split("."):
         return False
     return head == "feature-extraction" or name.startswith(f"{model.base_model_prefix}.")
@@ -280,7 +287,7 @@ def _load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     except Exception as error:  # tokenizers raises bare Exception for a broken tokenizer.json
         raise UserError(
             f"The tokenizer of {source} cannot be loaded: {_first_line(error)}",
-            "Put the tokenizer files the model was trained with into the folder.",
+            "Put the tokenizer files that the model was trained with into the folder.",
         ) from error
 
 
@@ -291,7 +298,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No load report and no bars of transformers: what matters is said by us, once."""
+    """No load report and no progress bars of transformers: we report what matters."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""Cut L blocks into N consecutive modules of balanced cost, or check the cuts a user gives."""
+"""Cut L blocks into N consecutive modules of balanced cost, or check the cuts that a user gives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def block_costs(model: PreTrainedModel) -> list[float]:
         if isinstance(part, nn.Linear) and not any(name.startswith(block + ".") for block in inside)
         for p in part.parameters()
     )
-    # A head that reads one token per sentence is nearly free beside a block that reads all of them.
+    # A head that reads one token per sentence costs almost nothing compared with a block that reads all.
     costs[-1] += 0.02 * head
     return costs
 
@@ -31,8 +31,8 @@ def block_costs(model: PreTrainedModel) -> list[float]:
 def balanced_cuts(costs: Sequence[float], modules: int) -> list[int]:
     """Boundaries [0, …, L] that minimise the heaviest module, then the sum of squares.
 
-    Twice a dynamic programme over (modules used, blocks placed), because the two goals do not mix:
-    the best start for the first may be a poor one for the second. L is small, so clarity wins.
+    A dynamic programme over (modules used, blocks placed) runs once for each goal, because the best start
+    for the first goal may be a poor one for the second. L is small, so clarity matters more than speed.
     """
     count = len(costs)
     if not 1 <= modules <= count:
@@ -45,7 +45,7 @@ def balanced_cuts(costs: Sequence[float], modules: int) -> list[int]:
         prefix.append(prefix[-1] + cost)
 
     def best(add: Callable[[float, float], float]) -> tuple[float, list[int]]:
-        """The least total and its cuts; `add` joins a module's weight to the total of those before."""
+        """The least total and its cuts; `add` combines a module's cost with the total of those before."""
         row: dict[int, tuple[float, list[int]]] = {0: (0.0, [0])}
         for used in range(1, modules + 1):
             row = {
@@ -59,7 +59,7 @@ def balanced_cuts(costs: Sequence[float], modules: int) -> list[int]:
         return row[count]
 
     heaviest, _ = best(max)
-    return best(lambda total, weight: total + weight**2 if weight <= heaviest else float("inf"))[1]
+    return best(lambda total, cost: total + cost**2 if cost <= heaviest else float("inf"))[1]
 
 
 def module_cuts(model: PreTrainedModel, modules: int | Sequence[int]) -> list[int]:

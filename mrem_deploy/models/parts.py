@@ -1,4 +1,9 @@
-"""A run of consecutive blocks as a module of its own: its view of the model and its outputs."""
+"""Consecutive blocks of a model as a separate module (`Part`), and its outputs.
+
+`carve(model, cuts)` cuts a model into parts. A part is a shallow view that shares the model's parameters
+and runs Hugging Face's own forward code, so masks, rotary embeddings and relative biases are not
+implemented again here.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from mrem_deploy.models.architectures import anatomy, model_outputs
 
 
 class _HandThrough(nn.Module):
-    """Stands where the embeddings were: a later module's input is already embedded."""
+    """Replaces the embeddings in later modules, whose input is embedded already."""
 
     def forward(self, *args: Any, inputs_embeds: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
         if inputs_embeds is None:  # DistilBERT passes (input_ids, inputs_embeds, position_ids) by position
@@ -43,7 +48,7 @@ def _view(model: nn.Module, replace: dict[str, nn.Module | None]) -> nn.Module:
 
 @dataclass
 class PartOutput:
-    """What one module hands on and is trained on."""
+    """What one module passes on and is trained on."""
 
     embedding: torch.Tensor | None  # input of the first block, for the first module
     hidden: list[torch.Tensor]  # output of each block, (B, T, H)
@@ -79,16 +84,17 @@ class Part(nn.Module):
         view = _view(base, replace)
         if self.last and found.base:
             view = _view(model, {found.base: view})
-        # Not a registered submodule twice: the blocks are already inside the view.
         self.view = view
+        # Not registered as submodules: the blocks are in the view already.
         object.__setattr__(self, "blocks", blocks)
         self.blocks: list[nn.Module]
 
     def forward(self, hidden: torch.Tensor | None, batch: dict[str, torch.Tensor]) -> PartOutput:
         """Run on `batch` (the first module) or on the predecessor's hidden state and batch's mask."""
         if self.first:
-            inputs: dict[str, Any] = {name: value for name, value in batch.items() if name != "labels"}
+            inputs = {name: value for name, value in batch.items() if name != "labels"}
         else:
+            assert hidden is not None  # only the first module reads token ids
             inputs = {"inputs_embeds": hidden, "attention_mask": batch["attention_mask"]}
         with _record(self.blocks) as (entered, left):
             result = self.view(**inputs)
@@ -119,5 +125,5 @@ def _record(blocks: list[nn.Module]) -> Iterator[tuple[list[torch.Tensor], list[
 
 
 def carve(model: PreTrainedModel, cuts: list[int]) -> list[Part]:
-    """Cut the model at block indices `cuts` = [0, …, number of blocks]."""
+    """Cut the model into parts at the block indices `cuts` = [0, …, number of blocks]."""
     return [Part(model, start, stop) for start, stop in pairwise(cuts)]

@@ -1,13 +1,14 @@
-"""Save and load a frozen model: packed integers in safetensors, a json manifest beside them.
+"""Save and load a frozen model: packed integers in safetensors, with a JSON manifest next to them.
 
-The tensors have names of their own (`codes/…`, `scale/…`, `step/…`, `full/…`) in a file of their
-own, so that no library mistakes packed integers for ordinary weights.
+The tensors have special names (`codes/…`, `scale/…`, `step/…` for the scales of activations, `full/…`)
+in a separate file, so that no library mistakes packed integers for ordinary weights.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,8 +34,8 @@ def save(frozen: FrozenModel, folder: Path) -> None:
     for name, weight in frozen.weights.items():
         tensors[f"codes/{name}"] = torch.from_numpy(pack(weight.codes.numpy().reshape(-1), weight.bits))
         tensors[f"scale/{name}"] = weight.scale
-    for name, step in frozen.steps.items():
-        tensors[f"step/{name}"] = step.scale
+    for name, activation in frozen.scales.items():
+        tensors[f"step/{name}"] = activation.scale
     for name, value in frozen.full.items():
         tensors[f"full/{name}"] = value
     manifest = {
@@ -52,7 +53,7 @@ def save(frozen: FrozenModel, folder: Path) -> None:
                 "high": s.grid.high,
                 "zero_point": s.grid.zero_point,
             }
-            for name, s in frozen.steps.items()
+            for name, s in frozen.scales.items()
         },
         "notes": frozen.notes,
     }
@@ -65,20 +66,20 @@ def save(frozen: FrozenModel, folder: Path) -> None:
 
 
 def read(folder: str | Path) -> FrozenModel:
-    """The frozen model of a result folder; a UserError where the folder is not one."""
+    """The frozen model in a result folder; a UserError if the folder is not one."""
     folder = Path(folder)
     manifest = _read_manifest(folder)
     try:
         tensors = load_file(folder / TENSORS)
     except (OSError, SafetensorError) as error:
         raise UserError(
-            f"{folder / TENSORS} cannot be read: {error}", "copy the result folder again, whole"
+            f"{folder / TENSORS} cannot be read: {error}", "copy the entire result folder again"
         ) from error
     try:
         config = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{folder / 'config.json'} cannot be read: {error}", "copy the result folder again, whole"
+            f"{folder / 'config.json'} cannot be read: {error}", "copy the entire result folder again"
         ) from error
     frozen = FrozenModel(config, manifest["head"], notes=manifest["notes"])
     try:
@@ -88,10 +89,10 @@ def read(folder: str | Path) -> FrozenModel:
             shaped = torch.from_numpy(codes).reshape(entry["shape"])
             frozen.weights[name] = FrozenWeight(shaped, tensors[f"scale/{name}"], entry["bits"])
         for name, entry in manifest["steps"].items():
-            frozen.steps[name] = FrozenScale(tensors[f"step/{name}"], Grid(**entry))
+            frozen.scales[name] = FrozenScale(tensors[f"step/{name}"], Grid(**entry))
     except KeyError as error:
         raise UserError(
-            f"{folder / TENSORS} lacks the tensor {error}", "copy the result folder again, whole"
+            f"{folder / TENSORS} lacks the tensor {error}", "copy the entire result folder again"
         ) from error
     prefix = "full/"
     frozen.full = {
@@ -100,7 +101,7 @@ def read(folder: str | Path) -> FrozenModel:
     return frozen
 
 
-def _read_manifest(folder: Path) -> dict:
+def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         raise UserError(
@@ -111,7 +112,7 @@ def _read_manifest(folder: Path) -> dict:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(
-            f"{path} is not valid json: {error}", "copy the result folder again, whole"
+            f"{path} is not valid JSON: {error}", "copy the entire result folder again"
         ) from error
     version = manifest.get("format_version")
     if manifest.get("format") != FORMAT or version != FORMAT_VERSION:

@@ -1,8 +1,8 @@
-"""Initial step sizes: watch the full-precision model on a few batches, then search each step.
+"""Initial scales: observe the full-precision model on a few batches, then search each scale.
 
-One pass over the calibration batches with hooks on every point where an activation quantizer will
-stand; padding is left out. The step (and, where asymmetric, the integer zero point, fixed from
-then on) is the one of least squared error on the values seen. Export needs these static.
+One pass over the calibration batches, with hooks at every point that will get an activation quantizer;
+padding is left out. The scale (and, where asymmetric, the integer zero point, which is fixed from then
+on) is the one of least squared error on the values seen. They are static, as export needs them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 
 from mrem_deploy.models.architectures import Anatomy
 from mrem_deploy.numerics import (
-    UNQUANTIZED_BITS,
     Grid,
     activation_grid,
     asymmetric_grid,
@@ -32,7 +31,7 @@ VALUES_PER_BATCH = 1 << 15  # a random subset of each tensor is enough for a one
 
 
 def _valid(x: torch.Tensor, mask: torch.Tensor, sequence_dim: int) -> torch.Tensor:
-    """Elements at real tokens; `sequence_dim` is where x has the tokens. Pooled tensors pass as they are."""
+    """Elements at real tokens; `sequence_dim` is the dimension of the tokens. Pooled tensors pass."""
     if x.dim() < 3:
         return x
     x = x.movedim(sequence_dim, 1)
@@ -71,7 +70,7 @@ def observe(
 ) -> dict[str, _Watcher]:
     """Run the prepared full-precision model and record what each activation quantizer would see.
 
-    With `names` only those are watched.
+    With `names` only those are observed.
     """
     points = activation_points(found, spec)
     watchers = {name: _Watcher(name) for name in points if names is None or name in names}
@@ -119,9 +118,9 @@ def initial_scales(
     batches: Iterable[dict[str, torch.Tensor]],
     names: Collection[str] | None = None,
 ) -> dict[str, LearnedScale]:
-    """Initialised activation quantizers by name, all or those of `names`; empty when activations stay
-    full precision."""
-    if spec.activation_bits == UNQUANTIZED_BITS:
+    """Initial activation quantizers by name, all or those of `names`; empty when activations stay in full
+    precision."""
+    if not spec.quantizes_activations:
         return {}
     points = activation_points(found, spec)
     watchers = observe(model, found, spec, batches, names)
@@ -132,7 +131,7 @@ def initial_scales(
 
 
 def search_activation_scale(values: torch.Tensor, bits: int, asymmetric: bool) -> LearnedScale:
-    """The step, and for an asymmetric quantizer the zero point, of least squared error on `values`."""
+    """The scale, and for an asymmetric quantizer the zero point, of least squared error on `values`."""
     if not asymmetric:
         grid = activation_grid(bits)
         return LearnedScale(search_scale(values, grid), grid)

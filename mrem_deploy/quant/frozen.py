@@ -1,7 +1,7 @@
 """Fake-quant model → FrozenModel: integers and scales, no nn.Module; and back to a runnable model.
 
 `build(freeze(model))` gives the outputs of `model` bit for bit: the frozen layers multiply the same
-integers and scale them once, by the same lines.
+integers and scale them once, by the same code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MEBIBYTE = 2**20
 
 @dataclass
 class FrozenWeight:
-    """ŵ = codes · scale; scale is one number or one per row (shape (rows, 1))."""
+    """ŵ = codes · scale; scale is one number, or one per channel (shape (rows, 1))."""
 
     codes: torch.Tensor  # int8
     scale: torch.Tensor
@@ -49,14 +49,14 @@ class FrozenScale:
 
 @dataclass
 class FrozenModel:
-    """All that a deployment needs; names are those of the Hugging Face model."""
+    """Everything that a deployment needs; names are those of the Hugging Face model."""
 
     config: PretrainedConfig
     head: str
     weights: dict[str, FrozenWeight] = field(default_factory=dict)  # by layer
-    steps: dict[str, FrozenScale] = field(default_factory=dict)  # by activation point
+    scales: dict[str, FrozenScale] = field(default_factory=dict)  # by activation point
     full: dict[str, torch.Tensor] = field(default_factory=dict)  # what stays full precision
-    notes: dict[str, Any] = field(default_factory=dict)  # recipe digest and the like
+    notes: dict[str, Any] = field(default_factory=dict)  # JSON for the manifest: recipe digest and so on
 
     def formula_mb(self) -> float:
         """Σ quantized elements · bits/8 + 4 bytes for the rest: the paper's way of counting."""
@@ -82,10 +82,10 @@ def freeze(model: PreTrainedModel, head: str) -> FrozenModel:
                 codes.to("cpu", torch.int8), scale.cpu().clone(), part.weight_quantizer.grid.bits
             )
         if isinstance(part, LearnedScale) and not name.endswith("weight_quantizer"):
-            frozen.steps[name] = FrozenScale(part.scale.detach().cpu().clone(), part.grid)
+            frozen.scales[name] = FrozenScale(part.scale.detach().cpu().clone(), part.grid)
     packed = {f"{name}.weight" for name in frozen.weights}
     for name, value in model.state_dict().items():
-        if name not in packed and "_quantizer." not in name and name.rpartition(".")[0] not in frozen.steps:
+        if name not in packed and "_quantizer." not in name and name.rpartition(".")[0] not in frozen.scales:
             frozen.full[name] = value.detach().cpu().clone()
     return frozen
 
@@ -93,10 +93,10 @@ def freeze(model: PreTrainedModel, head: str) -> FrozenModel:
 class FixedScale(nn.Module):
     """An activation quantizer that no longer learns."""
 
-    def __init__(self, step: FrozenScale) -> None:
+    def __init__(self, frozen: FrozenScale) -> None:
         super().__init__()
-        self.grid = step.grid
-        self.register_buffer("scale", step.scale)
+        self.grid = frozen.grid
+        self.register_buffer("scale", frozen.scale)
         self.scale: torch.Tensor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -104,10 +104,10 @@ class FixedScale(nn.Module):
 
 
 class FrozenLinear(nn.Module):
-    """A linear that multiplies integers; where weight or input stays full precision, real numbers.
+    """A linear that multiplies integers; if weight or input stays in full precision, real numbers.
 
-    `weight` holds the integers (as floating-point numbers) when both operands have them, with `scale`
-    beside it, else the weight's values.
+    If both operands are integers, `weight` holds them (as floating-point numbers) next to `scale`; else
+    it holds the weight's values.
     """
 
     def __init__(
@@ -115,28 +115,28 @@ class FrozenLinear(nn.Module):
         weight: torch.Tensor,
         scale: torch.Tensor | None,
         bias: nn.Parameter | None,
-        step: nn.Module,
+        input_quantizer: nn.Module,
         shares: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)
         self.bias = bias
-        self.input_quantizer = step
+        self.input_quantizer = input_quantizer
         self._shares = (shares,)
         self.weight: torch.Tensor
         self.scale: torch.Tensor | None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        step = input_scale(self.input_quantizer, *self._shares)
-        if self.scale is None or step is None:
+        scale = input_scale(self.input_quantizer, *self._shares)
+        if self.scale is None or scale is None:
             return F.linear(self.input_quantizer(x), self.weight, self.bias)
-        return scale_once(integers(x, *step) @ self.weight.T, step[0], self.scale, self.bias)
+        return scale_once(integers(x, *scale) @ self.weight.T, scale[0], self.scale, self.bias)
 
 
 def shell(frozen: FrozenModel, attention: str = ATTENTION) -> tuple[PreTrainedModel, Anatomy]:
     """The Hugging Face model with all that stays full precision loaded; other weights are still random."""
-    # A copy: the attention function is chosen in the config, and another model may be built of the same.
+    # A copy: the attention function is chosen in the config, and other models may be built from the same one.
     config = copy.deepcopy(frozen.config)
     model = getattr(transformers, HEADS[frozen.head]).from_config(config).eval()
     if getattr(model, "pooler", None) is not None and "pooler.dense.bias" not in frozen.full:
@@ -154,19 +154,19 @@ def shell(frozen: FrozenModel, attention: str = ATTENTION) -> tuple[PreTrainedMo
 def build(frozen: FrozenModel) -> PreTrainedModel:
     """A runnable model of the Hugging Face class, in evaluation mode, on the CPU."""
     model, found = shell(frozen)
-    points = {name: FixedScale(step) for name, step in frozen.steps.items()}
+    points = {name: FixedScale(scale) for name, scale in frozen.scales.items()}
     for name in found.linears:
         linear = model.get_submodule(name)
-        step = points.get(f"{name}.input_quantizer", nn.Identity())
+        own = points.get(f"{name}.input_quantizer", nn.Identity())
         shared = points.get(f"{found.shared_inputs.get(name)}.input_quantizer")
         packed = frozen.weights.get(name)
         if packed is None:
-            layer = FrozenLinear(linear.weight.detach(), None, linear.bias, step)
-        elif input_scale(step, shared) is None:
-            layer = FrozenLinear(packed.values(), None, linear.bias, step)
+            layer = FrozenLinear(linear.weight.detach(), None, linear.bias, own)
+        elif input_scale(own, shared) is None:
+            layer = FrozenLinear(packed.values(), None, linear.bias, own)
         else:
             codes = packed.codes.to(packed.scale.dtype)
-            layer = FrozenLinear(codes, packed.scale, linear.bias, step, shared)
+            layer = FrozenLinear(codes, packed.scale, linear.bias, own, shared)
         replace_module(model, name, layer)
     if found.word_embedding in frozen.weights:
         embedding = model.get_submodule(found.word_embedding)

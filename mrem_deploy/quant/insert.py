@@ -1,8 +1,7 @@
-"""Quantizers into a model: which layers and operands get them, and how."""
+"""Insert quantizers into a model: which layers and operands get them, and how."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -23,7 +22,7 @@ def quantize_hidden(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def prepare(model: PreTrainedModel, attention_function: str = ATTENTION) -> Anatomy:
-    """Give the model our attention function (or another registered one) with plain products; its
+    """Give the model our attention function (or another registered one) with plain matmuls; its
     outputs stay the same."""
     found = anatomy(model)
     model.config._attn_implementation = attention_function
@@ -37,7 +36,7 @@ def prepare(model: PreTrainedModel, attention_function: str = ATTENTION) -> Anat
 
 
 def activation_points(found: Anatomy, spec: QuantSpec) -> dict[str, bool]:
-    """Name of every activation quantizer -> whether it is asymmetric (before `--symmetric`)."""
+    """Name of every activation quantizer -> whether it is asymmetric; with `spec.symmetric` none is."""
     points: dict[str, bool] = {}
     for name in found.linears:
         if not spec.keeps(name):
@@ -51,33 +50,33 @@ def activation_points(found: Anatomy, spec: QuantSpec) -> dict[str, bool]:
     return {name: asymmetric and not spec.symmetric for name, asymmetric in points.items()}
 
 
-def insert_quantizers(model: PreTrainedModel, spec: QuantSpec, steps: dict[str, LearnedScale]) -> None:
+def insert_quantizers(model: PreTrainedModel, spec: QuantSpec, scales: dict[str, LearnedScale]) -> None:
     """Turn a prepared model into the fake-quant model, in place.
 
-    `steps` holds the initialised activation quantizers by the names of `activation_points`.
+    `scales` holds the initial activation quantizers by the names of `activation_points`.
     Rules: (1) every linear but the head, and the word embedding, unless `keep_fp` matches its
     name; (2) q, k, v share the input quantizer of their attention module; (3) 32 bits mean
-    identity; (4) the word embedding is always quantized per row. Where `keep_fp` spares one of q, k
-    and v, it still reads the tensor quantized for the others.
+    identity; (4) the word embedding is quantized as `QuantSpec.embedding` says. If `keep_fp` matches
+    one of q, k and v, that one still reads the tensor quantized for the others.
     """
     found = anatomy(model)
     for name in found.linears:
         if spec.keeps(name):
             continue
         owner = found.shared_inputs.get(name)
-        shared = steps.get(f"{owner}.input_quantizer") if owner else None
-        step = nn.Identity() if owner else steps.get(f"{name}.input_quantizer", nn.Identity())
+        shared = scales.get(f"{owner}.input_quantizer") if owner else None
+        own = nn.Identity() if owner else scales.get(f"{name}.input_quantizer", nn.Identity())
         linear = model.get_submodule(name)
         quantizer = make_weight_quantizer(linear.weight, spec.linear(name))
-        replace_module(model, name, QuantLinear(linear, quantizer, step, shared))
+        replace_module(model, name, QuantLinear(linear, quantizer, own, shared))
     for name in found.attentions:
         attention = model.get_submodule(name)
-        shared = steps.get(f"{name}.input_quantizer")
+        shared = scales.get(f"{name}.input_quantizer")
         if shared is not None and name in found.shared_inputs.values():
             attention.input_quantizer = shared
             attention.register_forward_pre_hook(quantize_hidden, with_kwargs=True)
         for product in ("scores", "context"):
-            sides = (steps.get(f"{name}.{product}.{side}") for side in ("left", "right"))
+            sides = (scales.get(f"{name}.{product}.{side}") for side in ("left", "right"))
             setattr(attention, product, Matmul(*sides))
     embedding = model.get_submodule(found.word_embedding)
     embedding.sparse = True  # also at full precision only rows that occur are updated
@@ -89,8 +88,3 @@ def insert_quantizers(model: PreTrainedModel, spec: QuantSpec, steps: dict[str, 
 def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
     parent, _, child = name.rpartition(".")
     setattr(model.get_submodule(parent), child, new)
-
-
-def quantized_names(model: nn.Module) -> Sequence[str]:
-    """Names of the layers whose weight is quantized, in order."""
-    return [name for name, part in model.named_modules() if isinstance(part, QuantLinear | QuantEmbedding)]

@@ -1,11 +1,10 @@
-"""Quantized layers, and their insertion into a Hugging Face model.
+"""Quantized layers, and the attention function that uses them.
 
-Both operands of every matrix multiplication are quantized: input and weight of each linear, and
-inside attention q, k, the probabilities and v. One attention function, registered with
-transformers, serves every architecture; q, k and v projections share one input quantizer, so that
-an export may merge them into one matrix. The full-precision teacher runs the same attention
-function with plain matrix products: teacher and student differ in their quantizers and in nothing
-else.
+Both operands of every matmul are quantized: input and weight of each linear, and inside attention q, k,
+the probabilities and v. One attention function, registered with transformers, serves every
+architecture. The q, k and v projections share one input quantizer, so that an export may merge them
+into one matrix. The full-precision teacher runs the same attention function with plain matmuls: teacher
+and student differ only in their quantizers.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class QuantLinear(nn.Module):
     """Y = Q_a(X)·Q_w(W)ᵀ + b; the bias stays full precision.
 
     Linears that share an input (q, k, v) get it already quantized by `shares`, the quantizer of their
-    attention module: on its grid quantizing again changes nothing, and the step has its gradient there.
+    attention module: quantizing again on its grid changes nothing, and the scale gets its gradient there.
     """
 
     def __init__(
@@ -48,18 +47,18 @@ class QuantLinear(nn.Module):
         self._shares = (shares,)  # in a tuple: it is another module's child, not ours
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        step = input_scale(self.input_quantizer, *self._shares)
-        if step is None or isinstance(self.weight_quantizer, nn.Identity):  # one operand is full precision
+        scale = input_scale(self.input_quantizer, *self._shares)
+        if scale is None or isinstance(self.weight_quantizer, nn.Identity):  # one operand is full precision
             return F.linear(self.input_quantizer(x), self.weight_quantizer(self.weight), self.bias)
         weight_scale = self.weight_quantizer.weight_scale(self.weight)
-        return fake_quant_linear(x, self.weight, self.bias, Quantized(*step), weight_scale)
+        return fake_quant_linear(x, self.weight, self.bias, Quantized(*scale), weight_scale)
 
     def extra_repr(self) -> str:
         return f"in={self.weight.shape[1]}, out={self.weight.shape[0]}"
 
 
 def input_scale(own: Any, shared: Any) -> tuple[torch.Tensor, Grid] | None:
-    """Step and grid of a linear's input, which `own` quantizes here or `shared` has quantized before."""
+    """Scale and grid of a linear's input: `own` quantizes it here, or `shared` has done so before."""
     if not isinstance(own, nn.Identity):
         return own.scale, own.grid
     return None if shared is None else (shared.scale.detach(), shared.grid)
@@ -67,7 +66,7 @@ def input_scale(own: Any, shared: Any) -> tuple[torch.Tensor, Grid] | None:
 
 class QuantEmbedding(nn.Module):
     """Rows are looked up first and quantized after: each row has its own scale, so the result is
-    that of quantizing the whole table, at the cost of the batch's rows only. For the same reason
+    that of quantizing the entire table, at the cost of the batch's rows only. For the same reason
     the gradient is sparse: the optimizer touches only rows that occurred."""
 
     def __init__(self, embedding: nn.Embedding, weight_quantizer: Any) -> None:
@@ -107,7 +106,7 @@ def mrem_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(Q̂·K̂ᵀ·scaling + mask), quantized again before P̂·V̂.
 
-    The scaling comes after the product: q and k are quantized as the projections leave them.
+    The scaling comes after the matmul: q and k are quantized as the projections leave them.
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = module.scores(query, key.transpose(-1, -2)) * scaling  # (B, heads, T, T)
@@ -119,7 +118,7 @@ def mrem_attention(
 
 
 class _RegisteredMPNetAttention(MPNetSelfAttention):
-    """MPNet's own attention code does not ask transformers' registry; this one does."""
+    """MPNet's own attention code does not use transformers' registry; this one does."""
 
     attention_function: str
 

@@ -1,7 +1,7 @@
 """Mixed precision: 2, 4 or 8 bits for every layer, the best choice that fits a size.
 
 min Σ error(layer, bits) over the choices with Σ bytes(layer, bits) ≤ budget, a knapsack with several sizes
-per item. It is solved exactly: layers of one model have few different shapes, hence few different sums of
+per item. It is solved exactly: the layers of a model have few different shapes, hence few different sums of
 bytes, and of choices with the same sum only the best is kept.
 """
 
@@ -17,14 +17,13 @@ from transformers import PreTrainedModel
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.kernels import packed_size
 from mrem_deploy.models.architectures import Anatomy
-from mrem_deploy.numerics import UNQUANTIZED_BITS
 from mrem_deploy.quant.frozen import MEBIBYTE
 from mrem_deploy.quant.insert import activation_points, prepare
 from mrem_deploy.quant.sensitivity import CHOICES, MEASURES, Batch, Group, groups_of
 from mrem_deploy.quant.spec import QuantSpec
 
 SCALE_BYTES = 4
-HEADER_BYTES = 100  # of a tensor in a safetensors file, besides its name: a little more than it takes
+HEADER_BYTES = 100  # per tensor of a safetensors file, besides its name; a little more than it really takes
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,8 @@ def choose_bits(
     least = fixed + sum(min(cost.values()) for cost in costs)
     if least > budget:
         raise UserError(
-            f"--budget-mb {budget_mb:g} cannot be kept: with 2 bits everywhere the model takes "
-            f"{least / MEBIBYTE:.3f} MiB, {fixed / MEBIBYTE:.3f} of them for what stays full precision",
+            f"--budget-mb {budget_mb:g} is too small: with 2 bits everywhere the model takes "
+            f"{least / MEBIBYTE:.3f} MiB, {fixed / MEBIBYTE:.3f} of them for what stays in full precision",
             f"give {math.ceil(1000 * least / MEBIBYTE) / 1000:g} or more",
         )
     errors = MEASURES[measure](teacher, groups, spec, batches, seed)
@@ -115,14 +114,14 @@ def layer_bytes(model: PreTrainedModel, name: str, bits: int, found: Anatomy, sp
 
 
 def fixed_bytes(model: PreTrainedModel, found: Anatomy, spec: QuantSpec, groups: Sequence[Group]) -> int:
-    """All of the packed file that no choice of bits changes: full precision, steps and the file's header."""
+    """The bytes that no choice of bits changes: full precision, activation scales and the file's header."""
     chosen = {f"{name}.weight" for group in groups for name in group}
     full = {name: value for name, value in model.state_dict().items() if name not in chosen}
-    steps = list(activation_points(found, spec)) if spec.activation_bits != UNQUANTIZED_BITS else []
-    names = [*full, *steps, *chosen, *chosen]  # codes and scales of a layer are two tensors
+    scales = list(activation_points(found, spec)) if spec.quantizes_activations else []
+    names = [*full, *scales, *chosen, *chosen]  # codes and scales of a layer are two tensors
     return (
         sum(value.numel() * value.element_size() for value in full.values())
-        + SCALE_BYTES * len(steps)
+        + SCALE_BYTES * len(scales)
         + sum(len(name.encode()) + HEADER_BYTES for name in names)
     )
 
@@ -132,9 +131,9 @@ def allocate(
 ) -> list[int]:
     """The choice of each item that has the least sum of errors at a cost within the budget.
 
-    A dynamic programme over the sums of costs; of two sums the dearer stays only if its error is less.
+    A dynamic programme over the sums of costs; a state that costs more is kept only if its error is less.
     """
-    rest = sum(min(cost.values()) for cost in costs)  # what the items to come take at least
+    rest = sum(min(cost.values()) for cost in costs)  # the least that the remaining items cost
     states: list[tuple[int, float, tuple[Any, ...]]] = [(0, 0.0, ())]  # cost, error, (earlier choices, last)
     for cost, error in zip(costs, errors, strict=True):
         rest -= min(cost.values())

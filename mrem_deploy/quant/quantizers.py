@@ -1,13 +1,13 @@
 """Quantizers that training differentiates through.
 
-Activations: LSQ, a learned step per tensor (Esser et al., "Learned Step Size Quantization", 2020).
+Activations: LSQ, a learned scale per tensor (Esser et al., "Learned Step Size Quantization", 2020).
 Weights: TWN (Li et al., "Ternary Weight Networks", 2016) at 2 bits, LAQ (Hou & Kwok, "Loss-aware
-Weight Quantization", 2018) at 4, a learned uniform step at 3 and 8.
+Weight Quantization", 2018) at 4, a learned uniform scale at 3 and 8.
 
-The thing to know: a step s is stored as log s. It stays positive, and one learning rate means the
-same *relative* change for a step of 1e-3 and of 10. LSQ's constant gradient scale is left out,
-because AdamW divides any constant factor out again. Every quantizer maps (latent value, its own
-state) to (codes, scale) by a pure function, so freezing gives exactly what the forward pass gave.
+Note: a scale s is stored as log s. It stays positive, and one learning rate means the same *relative*
+change for a scale of 1e-3 and of 10. LSQ's constant gradient factor is left out, because AdamW divides
+any constant factor out again. Every quantizer maps (latent value, its own state) to (codes, scale) by a
+pure function, so freezing gives exactly what the forward pass gave.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mrem_deploy.numerics import Grid, dequantize, quantize, symmetric_grid
 from mrem_deploy.quant.spec import WeightSpec
 
 ROWS_AT_A_TIME = 512
-LAQ_ITERATIONS = 2  # alternations per forward pass, from a start that was searched for once
+LAQ_ITERATIONS = 2  # alternations per forward pass; the start was searched once
 
 
 class WeightScale(Quantized):
@@ -36,7 +36,7 @@ class WeightScale(Quantized):
 
 
 class WeightQuantizer(Protocol):
-    """What layers need: the scale for a product, the fake-quantized weight, (codes, scale) when frozen."""
+    """What layers need: the scale for a matmul, the fake-quantized weight, (codes, scale) when frozen."""
 
     grid: Grid
 
@@ -62,7 +62,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class LearnedScale(nn.Module):
-    """A uniform quantizer with a learned step: activations, and weights of 3 and 8 bits."""
+    """A uniform quantizer with a learned scale: activations, and weights of 3 and 8 bits."""
 
     def __init__(self, scale: torch.Tensor, grid: Grid) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class LearnedScale(nn.Module):
 
 
 def _reduce(x: torch.Tensor, per_channel: bool) -> torch.Tensor:
-    """Sum over a row or over the whole tensor, kept broadcastable against it."""
+    """Sum over a row or over the entire tensor, in a shape that broadcasts against it."""
     return x.sum(dim=-1, keepdim=True) if per_channel else x.sum()
 
 
@@ -124,7 +124,7 @@ class LAQ(nn.Module):
 
     Hou & Kwok take D from Adam's second moment, √v̂ + ε (`curvature="adam"`, set by the trainer
     after each step); the identity is what the group's published code uses. The alternation starts
-    from α₀ = start · mean|w|, `start` being the best of a grid searched once on the initial weight.
+    from α₀ = start · mean|w|; `start` is the best of a grid, searched once on the initial weight.
     """
 
     def __init__(
@@ -165,10 +165,10 @@ class LAQ(nn.Module):
 
 
 def search_scale(x: torch.Tensor, grid: Grid, per_channel: bool = False, points: int = 60) -> torch.Tensor:
-    """The step of least squared error, over a geometric grid from 1% to 110% of the largest value.
+    """The scale of least squared error, over a geometric grid from 1% to 110% of the largest value.
 
-    A search is sturdier than a formula in the moments: hidden states of BERT and the second FFN
-    matrix carry values hundreds of standard deviations out.
+    A search is more robust than a formula of the moments: hidden states of BERT and the second FFN
+    matrix have outliers of hundreds of standard deviations.
     """
     if per_channel and x.shape[0] > ROWS_AT_A_TIME:  # pieces that stay in the cache: several times faster
         return torch.cat([search_scale(rows, grid, per_channel, points) for rows in x.split(ROWS_AT_A_TIME)])

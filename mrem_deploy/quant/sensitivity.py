@@ -1,4 +1,4 @@
-"""How much the model's output suffers when one layer's weight gets few bits: two ways to tell.
+"""How much the model's output suffers when one layer's weight gets few bits: two measures.
 
 `error`: quantize the one layer and run the model; the squared error of its outputs on a few batches.
 `hessian`: to second order, tr(H)/n · ‖Q(w) − w‖² (Shen et al., "Q-BERT", 2020; Dong et al., "HAWQ-V2",
@@ -32,7 +32,7 @@ PROBES = 16  # random vectors per batch of Hutchinson's estimate
 
 
 def groups_of(found: Anatomy, spec: QuantSpec) -> list[Group]:
-    """The layers that get bits of their own, in order; q, k and v go together, for export merges them."""
+    """The groups of layers that get bits, in order; q, k and v are one group, because export merges them."""
     grouped: dict[str, list[str]] = {}
     for name in (found.word_embedding, *found.linears):
         if not spec.keeps(name):
@@ -50,16 +50,18 @@ def quantized_weight(model: PreTrainedModel, name: str, bits: int, spec: QuantSp
     return (codes * scale).detach()
 
 
-def output_error(came: PartOutput, reference: PartOutput, mask: torch.Tensor) -> torch.Tensor:
+def output_error(found: PartOutput, reference: PartOutput, mask: torch.Tensor) -> torch.Tensor:
     """Mean squared error of the model's outputs, per token where they follow the tokens."""
-    pairs = zip(came.outputs, reference.outputs, strict=True)
+    pairs = zip(found.outputs, reference.outputs, strict=True)
     real = mask.bool()
-    return torch.stack([((a - b)[real] if came.per_token else a - b).square().mean() for a, b in pairs]).sum()
+    return torch.stack(
+        [((a - b)[real] if found.per_token else a - b).square().mean() for a, b in pairs]
+    ).sum()
 
 
 @contextmanager
 def _weights(model: PreTrainedModel, values: dict[str, torch.Tensor]) -> Iterator[None]:
-    """Other weights for a moment."""
+    """Replace weights inside of the block."""
     weights = {name: model.get_submodule(name).weight for name in values}
     kept = {name: weight.data for name, weight in weights.items()}
     try:
@@ -77,7 +79,7 @@ def by_error(
 ) -> list[dict[int, float]]:
     """For every group and number of bits, the output error with that group alone quantized.
 
-    What comes before the group is the same each time, so each batch's hidden states are kept.
+    What comes before the group is the same each time, so the hidden states of each batch are kept.
     """
     found = anatomy(model)
     parts = carve(model, list(range(len(found.blocks) + 1)))
@@ -152,7 +154,7 @@ def by_hessian(
 def hutchinson_traces(
     loss: torch.Tensor, parameters: Sequence[nn.Parameter], probes: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """Of every parameter, the trace of its block of the Hessian: E[vᵀ(Hv)] over random signs v.
+    """For every parameter the trace of its block of the Hessian: E[vᵀ(Hv)] over random signs v.
 
     All blocks share a product with H, whose off-diagonal blocks then add noise of mean zero.
     """

@@ -1,12 +1,12 @@
-"""The two losses of QAT: what a quantized model is taught by the full-precision one, end to end.
+"""The two losses of QAT: what a quantized model learns from the full-precision one, end to end.
 
 Stage 1 (`imitation_loss`): hidden states and attention scores; stage 2 (`prediction_loss`): soft
 cross-entropy of the predictions (Zhang et al., "TernaryBERT", 2020, section 3.3; Jiao et al.,
 "TinyBERT", 2020).
 
-What a reader would get wrong: gradients may be gathered over micro-batches, whose means are over
-unequal numbers of tokens. Every mean therefore has the weight that its micro-batch has in the
-batch (`Amount`), and the sum is the loss of the whole batch.
+Note: gradients may be accumulated over micro-batches with unequal numbers of tokens. So every mean is
+weighted by the share that its micro-batch has of the batch (`Amount`), and the sum is the loss of the
+entire batch.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Amount:
 
 @dataclass
 class Seen:
-    """What one pass over the whole model shows: its layers, and the scores of every attention."""
+    """What one pass over the entire model shows: its layers, and the scores of every attention."""
 
     output: PartOutput
     scores: list[torch.Tensor]  # q·kᵀ/√d before mask and softmax, (B, heads, T, T)
 
 
 def watch(part: Part, batch: dict[str, torch.Tensor]) -> Seen:
-    """Run a whole model and record the attention scores beside its layers."""
+    """Run an entire model and record the attention scores next to its layers."""
     with _recorded_scores(part) as scores:
         output = part(None, batch)
     return Seen(output, scores)
@@ -79,8 +79,8 @@ def _recorded_scores(part: Part) -> Iterator[list[torch.Tensor]]:
 def imitation_loss(student: Seen, teacher: Seen, mask: torch.Tensor, share: Amount) -> torch.Tensor:
     """Σ_l MSE(hidden state l) + Σ_l MSE(attention scores l); l = 0 is the embeddings' output.
 
-    Scores count where query and key are real tokens; what padding would be told never matters. In blocks
-    that attend within a window (ModernBERT) pairs outside it count as well.
+    Scores count where query and key are real tokens, never at padding. In blocks that attend within a
+    window (ModernBERT) pairs outside of it count as well.
     """
     assert student.output.embedding is not None
     assert teacher.output.embedding is not None
@@ -99,7 +99,7 @@ def imitation_loss(student: Seen, teacher: Seen, mask: torch.Tensor, share: Amou
 def prediction_loss(
     student: PartOutput, teacher: PartOutput, mask: torch.Tensor, share: Amount, bare: bool
 ) -> torch.Tensor:
-    """−Σ softmax(teacher)·log softmax(student), as the head's form asks for.
+    """−Σ softmax(teacher)·log softmax(student), in the form that fits the head.
 
     Classes of a sentence: over the classes. Classes of tokens: the same at every real token. Start and
     end of an answer: over the real tokens, for each of the two. A regression (one output) and a bare

@@ -23,7 +23,7 @@ def valid_mse(
 ) -> torch.Tensor:
     """Mean squared error over real tokens, for (B, T, H), attention's (B, heads, T, ·) and pooled (B, H).
 
-    `keys` says that the last dimension are tokens as well; the shape cannot, when T is the head's width.
+    `keys`: the last dimension are tokens as well. The shape cannot show it when T equals the head's width.
     """
     squared = (student - teacher).square()
     real = mask.to(squared.dtype)

@@ -1,6 +1,6 @@
 """The training step of one module, shared by MREM-S and MREM-P.
 
-It knows nothing of processes, queues or caches: it takes a batch with the full-precision and the
+It knows nothing of processes, queues or caches. It takes a batch with the full-precision and the
 quantized input of the module, and returns the loss and both outputs (paper, algorithm 2).
 """
 

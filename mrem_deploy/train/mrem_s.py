@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from mrem_deploy.base.progress import bar
 from mrem_deploy.data.encoded import BatchSchedule
@@ -85,22 +84,19 @@ class ModuleCheckpoint:
         if self.store is None:
             return
         tensors = {f"model/{key}": value for key, value in self.trainer.student.view.state_dict().items()}
-        numbers: dict[str, Any] = {}
+        numbers: dict[str, float] = {}
         if step < self.trainer.settings.steps:
             states, numbers = flatten_optimizers(self.trainer.optimizer.state())
             tensors.update(states)
         self.store.save(self.name, tensors, {"step": step, "curve": curve, "numbers": numbers})
 
     def restore(self) -> tuple[int, Curve]:
-        """The step to go on from (0 without a checkpoint) and the curve so far."""
+        """The step to continue from (0 without a checkpoint) and the curve so far."""
         found = self.store.load(self.name) if self.store else None
         if found is None:
             return 0, []
         tensors, notes = found
-        weights = {
-            key.removeprefix("model/"): value for key, value in tensors.items() if key.startswith("model/")
-        }
-        self.trainer.student.view.load_state_dict(weights)
+        self.trainer.student.view.load_state_dict(found.under("model/"))
         optimizer = self.trainer.optimizer
         if notes["step"] < self.trainer.settings.steps:
             optimizer.load_state(restore_optimizers(optimizer.state(), tensors, notes["numbers"]))

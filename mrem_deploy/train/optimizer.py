@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import nn
@@ -12,11 +11,10 @@ from torch import nn
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.quant.layers import QuantEmbedding, QuantLinear
 from mrem_deploy.quant.quantizers import LAQ, LearnedScale
+from mrem_deploy.train.checkpoint import OptimizerState
 from mrem_deploy.train.job import TrainSettings
 
 ADAM_BETAS = (0.9, 0.999)
-
-
 ADAM_EPS = 1e-8
 
 
@@ -31,31 +29,31 @@ def finite(loss: torch.Tensor, step: int) -> float:
 
 
 class LocalOptimizer:
-    """AdamW for one set of layers: weights, step sizes, and embedding rows that occurred.
+    """AdamW for one set of layers: weights, scales, and the embedding rows that occurred.
 
-    Step sizes have a rate of their own; nothing is decayed (latent weights are pulled towards the
-    teacher already). Embedding rows get Adam with lazy moments, so that a step costs what the
-    batch's rows cost and not 30,000 rows.
+    Scales have a separate learning rate. Nothing is decayed (latent weights are pulled towards the
+    teacher already). Embedding rows get Adam with lazy moments, so that a step costs the batch's rows
+    and not 30,000 rows.
     """
 
     def __init__(self, modules: Iterable[nn.Module], skip: frozenset[int], settings: TrainSettings) -> None:
         modules = list(modules)
         self.settings = settings
         parts = [part for module in modules for part in module.modules()]
-        steps = {id(p.log_scale): p.log_scale for p in parts if isinstance(p, LearnedScale)}
+        scales = {id(p.log_scale): p.log_scale for p in parts if isinstance(p, LearnedScale)}
         sparse = {
             id(p.weight): p.weight
             for p in parts
             if isinstance(p, QuantEmbedding) or getattr(p, "sparse", False)
         }
-        sparse_steps = {
+        sparse_scales = {
             id(p.weight_quantizer.log_scale): p.weight_quantizer.log_scale
             for p in parts
             if isinstance(p, QuantEmbedding) and isinstance(p.weight_quantizer, LearnedScale)
         }
         every = {id(p): p for module in modules for p in module.parameters() if id(p) not in skip}
-        dense = [p for key, p in every.items() if key not in steps and key not in sparse]
-        dense_steps = [p for key, p in steps.items() if key not in sparse_steps and key in every]
+        dense = [p for key, p in every.items() if key not in scales and key not in sparse]
+        dense_scales = [p for key, p in scales.items() if key not in sparse_scales and key in every]
         self.parameters = list(every.values())
         self._loss_aware = [
             (p.weight, p.weight_quantizer)
@@ -67,7 +65,7 @@ class LocalOptimizer:
         self.optimizers: list[torch.optim.Optimizer] = []
         groups = [
             {"params": params, "lr": rate, "base_lr": rate}
-            for params, rate in ((dense, settings.lr), (dense_steps, settings.step_lr))
+            for params, rate in ((dense, settings.lr), (dense_scales, settings.step_lr))
             if params
         ]
         if groups:
@@ -76,7 +74,7 @@ class LocalOptimizer:
             )
         rows = [
             {"params": list(params.values()), "lr": rate, "base_lr": rate}
-            for params, rate in ((sparse, settings.lr), (sparse_steps, settings.step_lr))
+            for params, rate in ((sparse, settings.lr), (sparse_scales, settings.step_lr))
             if params
         ]
         if rows:
@@ -88,15 +86,15 @@ class LocalOptimizer:
         self.apply(step)
 
     def apply(self, step: int) -> None:
-        """Use the gradients gathered so far, at the linearly decayed rate."""
+        """Apply the gradients accumulated so far, at the linearly decayed rate."""
         decay = 1.0 - step / self.settings.steps
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["base_lr"] * decay
         for optimizer in self.optimizers:
             optimizer.step()
-            # At once, not before the next pass: otherwise gradients lie beside that pass's activations,
-            # and those of finished modules stay to the end of the run.
+            # Now, not before the next pass: otherwise gradients take memory next to that pass's
+            # activations, and those of finished modules stay to the end of the run.
             optimizer.zero_grad(set_to_none=True)
         self._refresh_curvature()
 
@@ -110,9 +108,9 @@ class LocalOptimizer:
             assert quantizer.diagonal is not None  # curvature "adam" has one
             quantizer.diagonal.copy_(corrected.sqrt_().add_(ADAM_EPS))
 
-    def state(self) -> list[dict[str, Any]]:
+    def state(self) -> list[OptimizerState]:
         return [optimizer.state_dict() for optimizer in self.optimizers]
 
-    def load_state(self, states: list[dict[str, Any]]) -> None:
+    def load_state(self, states: list[OptimizerState]) -> None:
         for optimizer, state in zip(self.optimizers, states, strict=True):
             optimizer.load_state_dict(state)

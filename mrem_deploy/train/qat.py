@@ -1,8 +1,8 @@
-"""QAT, the paper's upper baseline: the whole model distilled end to end on the whole training set.
+"""QAT, the paper's upper baseline: the entire model distilled end to end on the entire training set.
 
-Two stages (TernaryBERT's), each with an optimizer and a linear decay of its own: hidden states and
-attention scores, then predictions. The state that scored best on the development set during stage 2
-is the result, so that set is read several times here, and the final score flatters the model a little.
+Two stages (TernaryBERT's), each with a separate optimizer and linear decay: hidden states and attention
+scores, then predictions. The result is the state that scored best on the development set during stage 2.
+That set is therefore read several times here, and the final score is a little too good.
 Everything follows from (seed, stage, step), and dropout is off: a resumed run ends with the same bits.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +20,9 @@ from mrem_deploy.data.encoded import BatchSchedule
 from mrem_deploy.models.architectures import anatomy
 from mrem_deploy.models.parts import carve
 from mrem_deploy.recipe import parse_epochs
-from mrem_deploy.train.checkpoint import flatten_optimizers, restore_optimizers
+from mrem_deploy.train.checkpoint import Checkpoint, Notes, flatten_optimizers, restore_optimizers
 from mrem_deploy.train.distillation import Amount, imitation_loss, prediction_loss, watch
-from mrem_deploy.train.job import QatChoice, TrainJob, TrainLog, TrainSettings
+from mrem_deploy.train.job import Curve, QatChoice, TrainJob, TrainLog, TrainSettings
 from mrem_deploy.train.optimizer import LocalOptimizer, finite
 from mrem_deploy.train.supervised import CURVE_POINTS
 
@@ -33,11 +32,11 @@ STAGES = ("stage 1: hidden states and attention scores", "stage 2: predictions")
 
 @dataclass
 class Progress:
-    """Where a run is: all that a checkpoint holds besides weights and optimizer."""
+    """Where a run is: what a checkpoint holds besides weights and optimizer."""
 
     stage: int = 0
     step: int = 0
-    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    curves: dict[str, Curve] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)  # since the last point of the curve
     evaluations: list[tuple[int, float]] = field(default_factory=list)  # (step of stage 2, score)
     best: dict[str, torch.Tensor] = field(default_factory=dict)  # the state with the highest score
@@ -47,7 +46,8 @@ class Progress:
         """Step and score of the best evaluation, the earliest of equals."""
         return max(self.evaluations, key=lambda entry: entry[1])
 
-    def notes(self) -> dict[str, Any]:
+    def notes(self) -> Notes:
+        """For a checkpoint."""
         names = ("stage", "step", "curves", "losses", "evaluations")
         return {name: getattr(self, name) for name in names}
 
@@ -96,7 +96,7 @@ class _Run:
             self.log.choice = QatChoice(step, score, self.at.evaluations)
         return self.log
 
-    def _train_stage(self, saved: tuple[dict[str, torch.Tensor], dict[str, Any]] | None) -> None:
+    def _train_stage(self, saved: Checkpoint | None) -> None:
         at, stage = self.at, self.at.stage
         steps, name = self.steps[stage], STAGES[stage]
         if at.step >= steps:
@@ -104,7 +104,7 @@ class _Run:
         train = replace(TrainSettings.of(self.recipe), steps=steps, lr=self.recipe.qat_lr)
         optimizer = LocalOptimizer([self.student.view], self.student.shared_parameters, train)
         if saved is not None:
-            optimizer.load_state(restore_optimizers(optimizer.state(), *saved))
+            optimizer.load_state(restore_optimizers(optimizer.state(), saved.tensors, saved.notes["numbers"]))
         schedule = BatchSchedule(self.training.lengths, train.batch_size, train.seed + stage)
         every = max(1, steps // CURVE_POINTS)
         curve = at.curves.setdefault(name, [])
@@ -143,8 +143,8 @@ class _Run:
                 target = watch(self.teacher, batch)
             return imitation_loss(watch(self.student, batch), target, mask, share)
         with torch.no_grad():
-            answer = self.teacher(None, batch)
-        return prediction_loss(self.student(None, batch), answer, mask, share, self.bare)
+            target = self.teacher(None, batch)
+        return prediction_loss(self.student(None, batch), target, mask, share, self.bare)
 
     def _evaluate(self) -> None:
         started = time.perf_counter()
@@ -161,31 +161,27 @@ class _Run:
         self.log.seconds[choosing] = seconds
 
     def _save(self, optimizer: LocalOptimizer | None) -> None:
-        """One file, so that weights, best state and bookkeeping always belong together."""
+        """One file, so that weights, best state and bookkeeping always fit together."""
         if self.store is None:
             return
         tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
         tensors |= {f"best/{name}": value for name, value in self.at.best.items()}
-        numbers: dict[str, Any] = {}
+        numbers: dict[str, float] = {}
         if optimizer is not None:
             states, numbers = flatten_optimizers(optimizer.state())
             tensors |= states
         self.store.save(CHECKPOINT, tensors, {**self.at.notes(), "numbers": numbers})
 
-    def _restore(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
-        """Go to the last checkpoint, if any; returns what the optimizer needs to go on from there."""
+    def _restore(self) -> Checkpoint | None:
+        """Continue from the last checkpoint, if any; returns it, for the optimizer."""
         found = self.store.load(CHECKPOINT) if self.store else None
         if found is None:
             return None
-        tensors, notes = found
-        self.model.load_state_dict(_under("model/", tensors))
+        notes = found.notes
+        self.model.load_state_dict(found.under("model/"))
         curves = {name: [(step, loss) for step, loss in points] for name, points in notes["curves"].items()}
         scores = [(step, score) for step, score in notes["evaluations"]]
         self.at = Progress(
-            notes["stage"], notes["step"], curves, notes["losses"], scores, _under("best/", tensors)
+            notes["stage"], notes["step"], curves, notes["losses"], scores, found.under("best/")
         )
-        return tensors, notes["numbers"]
-
-
-def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        return found

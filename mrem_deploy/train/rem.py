@@ -1,9 +1,9 @@
-"""REM, the baseline: each matrix product trained on its own output error, in order (paper, eq. 2).
+"""REM, the baseline: each matmul trained on its own output error, in order (paper, eq. 2).
 
-min over w, s of ‖ŵᵀâ − wᵀa‖², greedily: a product is trained after all those before it. The block
-is run anew at each step up to the product in question, in the teacher on the clean stream and in
-the student on the quantized one; that costs less than caching every intermediate tensor (q·kᵀ of
-4,096 sentences alone is gigabytes) and leaves memory at one block.
+min over w, s of ‖ŵᵀâ − wᵀa‖², greedily: a matmul is trained after all those before it. Each step runs
+the block up to that matmul again, in the teacher on the clean stream and in the student on the
+quantized one. That costs less than caching every intermediate tensor (q·kᵀ of 4,096 sentences alone
+takes gigabytes), and the memory stays that of one block.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mrem_deploy.train.streams import CacheSettings, Streams
 
 @dataclass
 class Unit:
-    """One matrix product, or several linears that read the same quantized tensor (q, k, v).
+    """One matmul, or several linears that read the same quantized tensor (q, k, v).
 
     `reader` is the module whose raw input the unit takes; its `input_quantizer`, where it has one
     and is not the linear itself, is applied first.
@@ -55,17 +55,17 @@ class Unit:
 
 
 class _Reached(Exception):
-    """Raised by a hook to stop a forward pass at the product being trained."""
+    """Raised by a hook to stop a forward pass at the matmul being trained."""
 
 
 def find_units(
     teacher: Part, student: Part, batch: dict[str, torch.Tensor], noisy: torch.Tensor | None
 ) -> list[Unit]:
-    """The part's products in the order of execution, found by running it once."""
+    """The part's matmuls in the order of execution, found by running it once."""
     order: list[str] = []
     names = {module: name for name, module in student.view.named_modules()}
-    products = [m for m in names if isinstance(m, QuantLinear | QuantEmbedding | Matmul)]
-    handles = [m.register_forward_pre_hook(lambda m, _: order.append(names[m])) for m in products]
+    matmuls = [m for m in names if isinstance(m, QuantLinear | QuantEmbedding | Matmul)]
+    handles = [m.register_forward_pre_hook(lambda m, _: order.append(names[m])) for m in matmuls]
     try:
         with torch.no_grad():
             student(noisy, batch)

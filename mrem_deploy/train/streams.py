@@ -1,7 +1,7 @@
 """Inputs of the module being trained: both streams of every calibration example, without padding.
 
-4,096 examples of 128 tokens at 768 wide are 3.2 GB for the two streams; what exceeds the memory
-budget lies in memory-mapped files instead, which the operating system pages in as needed.
+4,096 examples of 128 tokens at 768 wide take 3 GiB for the two streams. What exceeds the memory budget
+is kept in memory-mapped files instead, which the operating system pages in as needed.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class ActivationCache:
             ) from error
 
     def _mapped(self, where: Path, shape: tuple[int, int]) -> torch.Tensor:
-        """A tensor that lies in a file of its own.
+        """A tensor in a separate file.
 
-        The space is reserved now, because a disk that fills up later would end the process; and the
+        The space is reserved now, because a disk that fills up later would end the process. The file's
         name is removed at once where the system allows it, so that a kill leaves nothing behind.
         """
         handle, name = tempfile.mkstemp(prefix="mrem-cache-", suffix=".bin", dir=where)
@@ -75,7 +75,7 @@ class ActivationCache:
         return torch.from_numpy(positions[mask]), torch.from_numpy(mask)
 
     def put(self, indices: np.ndarray, clean: torch.Tensor, noisy: torch.Tensor) -> None:
-        """Store (B, T, H) outputs; in place of the module's inputs, which are no longer needed."""
+        """Store (B, T, H) outputs over the module's inputs, which are no longer needed."""
         positions, mask = self.rows(indices, clean.shape[1])
         for stream, value in zip(self._streams, (clean, noisy), strict=True):
             stream[positions] = value.to("cpu", torch.float32)[mask]
@@ -107,8 +107,8 @@ def _usable(folder: Path | None, megabytes: float) -> Path:
         ) from error
     if free < megabytes:
         raise UserError(
-            f"the activation cache needs {megabytes:.0f} MB and {where} has {free:.0f} MB free",
-            "give a roomier --cache-dir, raise --max-memory, or lower --calib-size or --max-length",
+            f"the activation cache needs {megabytes:.0f} MiB and {where} has {free:.0f} MiB free",
+            "give a --cache-dir with more space, raise --max-memory, or lower --calib-size or --max-length",
         )
     return where
 
@@ -158,13 +158,13 @@ class Streams:
             self.calibration.lengths, self._width, self._settings.max_memory_mb, self._settings.folder
         )
         if target.on_disk and self.cache is None:
-            say(f"activation cache: {target.megabytes:.0f} MB, memory-mapped on disk")
+            say(f"activation cache: {target.megabytes:.0f} MiB, memory-mapped on disk")
         try:
             for indices in track(sorted_batches(self.calibration.lengths, self.batch_size), label):
                 tokens, clean, noisy = self.batch(indices, device)
                 target.put(indices, teacher(clean, tokens).hidden[-1], student(noisy, tokens).hidden[-1])
         except BaseException:
-            target.close()  # `close` does not know it yet, and its files may be gigabytes
+            target.close()  # `close` does not know it yet, and its files may take gigabytes
             raise
         self.cache = target
 

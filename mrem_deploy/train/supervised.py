@@ -1,8 +1,7 @@
 """The full-precision fine-tuning loop: AdamW, linear decay, dropout on, labels as the target.
 
-What a reader would get wrong: the random state is set anew from (seed, step) before every step.
-A step's dropout then depends on nothing but its number, as its batch does, and a run that was
-interrupted ends with the same bits as one that was not.
+Note: the random state is set from (seed, step) before every step. So a step's dropout depends on its
+number alone, as its batch does, and an interrupted run ends with the same bits as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ CURVE_POINTS = 200  # of the loss curve that is kept
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """What the loop needs to know; `warmup` is a share of the steps."""
+    """What the loop needs; `warmup` is a share of the steps."""
 
     steps: int
     batch_size: int
@@ -41,7 +40,7 @@ class LoopSettings:
 
 @dataclass
 class LoopLog:
-    """What it took, over all parts of an interrupted run."""
+    """Time and losses, over all parts of an interrupted run."""
 
     seconds: float = 0.0
     curve: list[list[float]] = field(default_factory=list)  # [step, mean loss since the last point]
@@ -62,7 +61,7 @@ def learning_rate(step: int, settings: LoopSettings) -> float:
 def task_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Cross-entropy for classes of texts or tokens (int64 labels), squared error for scores (float labels).
 
-    Labels of tokens, (B, T), may be wider than the batch; −100 among them does not count.
+    Labels of tokens, (B, T), may be wider than the batch; tokens with label −100 do not count.
     """
     if labels.is_floating_point():
         return F.mse_loss(logits.squeeze(-1), labels)
@@ -72,12 +71,12 @@ def task_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def span_loss(start: torch.Tensor, end: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Of reading comprehension: the mean of the cross-entropies of start and end; labels (B, 2)."""
+    """For reading comprehension: the mean of the cross-entropies of start and end; labels (B, 2)."""
     return (F.cross_entropy(start, labels[:, 0]) + F.cross_entropy(end, labels[:, 1])) / 2
 
 
 def batch_loss(outputs: list[torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
-    """Of a model's outputs, as `models.model_outputs` gives them."""
+    """The loss of a model's outputs, as `model_outputs` returns them."""
     return task_loss(outputs[0], labels) if len(outputs) == 1 else span_loss(outputs[0], outputs[1], labels)
 
 
@@ -88,7 +87,7 @@ def train_on_labels(
     settings: LoopSettings,
     store: CheckpointStore | None = None,
 ) -> LoopLog:
-    """Fine-tune the model in place; `labels` are what `batch_loss` wants, a row for each example."""
+    """Fine-tune the model in place; `labels` has a row for each example, as `batch_loss` needs it."""
     device = next(model.parameters()).device
     schedule = BatchSchedule(encoded.lengths, settings.batch_size, settings.seed)
     # The fused update makes no temporaries the size of the embedding table: a third of the time.
@@ -158,7 +157,7 @@ def _save(
 def _restore(
     store: CheckpointStore | None, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[int, LoopLog, list[float]]:
-    """Bring model and optimizer to the last checkpoint; the step to go on with, 0 without one."""
+    """Restore model and optimizer from the last checkpoint; returns the next step, 0 without one."""
     saved = store.load(CHECKPOINT) if store else None
     if saved is None:
         return 0, LoopLog(), []

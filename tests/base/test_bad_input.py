@@ -292,7 +292,7 @@ CASES = [
          ("--method", "mrem-s, mrem-p, rem, ptq, qat", "'magic'", "→")),
     Case("GOBO has no file", setting(method="gobo"), ("no grid", "packed", "→", "gobo_model")),
     Case("budget too small", setting(bits="auto", budget_mb=0.01),
-         ("--budget-mb 0.01 cannot be kept", "2 bits everywhere", "→", "or more")),
+         ("--budget-mb 0.01 is too small", "2 bits everywhere", "→", "or more")),
     Case("bits to choose without a budget", setting(bits="auto"), ("needs a size", "→", "--budget-mb")),
     Case("budget without bits to choose", setting(budget_mb=9), ("--budget-mb", "2-2-8", "→", "--bits auto")),
     Case("epochs of one stage", setting(qat_epochs=6), ("--qat-epochs", "both stages", "'6'", "→")),

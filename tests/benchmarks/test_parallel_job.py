@@ -185,8 +185,9 @@ def test_ctrl_c_then_half_a_checkpoint(workshop: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
     code, said = finish(process)
     assert code == cli.EXIT_INTERRUPTED
-    assert "continue with --resume" in said
+    assert "--resume continues from the last checkpoint" in said
     assert "Traceback" not in said
+    assert "leaked semaphore" not in said
     assert traces(workshop, "stopped") == [".stopped.work"]
 
     checkpoint = workshop / ".stopped.work" / "module-2.safetensors"  # worker 1 owns it

@@ -118,7 +118,7 @@ def with_codes(model: Any, frozen: FrozenModel) -> tuple[Any, dict[str, str]]:
     values = {name for node in model.graph.node for name in node.output}
     types = {i.name: i.data_type for i in model.graph.initializer}
     asked = {}
-    for step in frozen.steps:
+    for step in frozen.scales:
         if f"{step}.codes" not in values:
             continue
         moved = sorted(name for name in values if name.startswith(f"{step}.moved."))
@@ -142,7 +142,7 @@ def test_integers_and_outputs_are_those_of_torch(profile: str, kind: str, bits: 
     exact = not PROFILES[profile].zero_points
     asked, names = with_codes(model, frozen)
     came, expected = run(asked, batch, exact), torch_codes(frozen, batch)
-    assert set(names) == set(frozen.steps), "every quantizer stands in the graph"
+    assert set(names) == set(frozen.scales), "every quantizer stands in the graph"
     first = [step for step in names if ".0." in step]
     assert len(first) >= 6
     # The pooler's input has an axis more in the graph than in torch.
@@ -166,7 +166,7 @@ def _outputs(model: Any) -> list[str]:
 
 
 def _signed(codes: np.ndarray, frozen: FrozenModel, step: str, profile: str) -> np.ndarray:
-    grid = frozen.steps[step].grid
+    grid = frozen.scales[step].grid
     if PROFILES[profile].zero_points:
         return codes.astype(np.int64) - (128 if grid.signed else 0)
     return codes.astype(np.int64) + (0 if grid.signed else 2 ** (grid.bits - 1))

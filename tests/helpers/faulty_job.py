@@ -42,4 +42,4 @@ def faulty_step(trainer: ModuleTrainer, step: int, *args: Any, **options: Any) -
 ModuleTrainer.step = faulty_step  # type: ignore[method-assign]
 
 if __name__ == "__main__":
-    raise SystemExit(cli.run(quantize.main, sys.argv[1:]))
+    raise SystemExit(cli.run(quantize.main, sys.argv[1:], resumes=True))

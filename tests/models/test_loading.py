@@ -97,7 +97,7 @@ def test_head_and_body_are_told_apart_in_every_architecture(tmp_path: Path, fami
     bare, _ = load_model(tmp_path, "feature-extraction")
     assert bare(torch.tensor([[2, 3]])).last_hidden_state.shape == (1, 2, 16)
     edit_config(tmp_path, vocab_size=41)
-    assert "config.json asks for (41, " in refusal(tmp_path, SEQUENCE, allow_new_head=True)
+    assert "config.json needs (41, " in refusal(tmp_path, SEQUENCE, allow_new_head=True)
 
 
 def test_another_number_of_labels_is_refused_unless_it_will_be_trained(classifier: Path) -> None:
@@ -170,7 +170,7 @@ def test_the_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     message = refusal("nobody/no-such-model", SEQUENCE)
-    assert "is no local folder" in message
+    assert "is not a local folder" in message
     assert "hf download nobody/no-such-model" in message
 
 
@@ -212,7 +212,7 @@ def test_code_in_a_checkpoint_is_never_run(classifier: Path) -> None:
         model_type="abacus",
         auto_map={"AutoConfig": "own.C", "AutoModelForSequenceClassification": "own.M"},
     )
-    assert "code of its own" in refusal(classifier, SEQUENCE)
+    assert "its own code" in refusal(classifier, SEQUENCE)
     assert not marker.exists()
 
 

@@ -80,10 +80,10 @@ def test_read_gives_back_every_tensor(tmp_path: Path) -> None:
         assert came.weights[name].codes.dtype == torch.int8
         assert torch.equal(came.weights[name].scale, weight.scale)
         assert came.weights[name].bits == weight.bits
-    assert came.steps.keys() == frozen.steps.keys()
-    for name, step in frozen.steps.items():
-        assert torch.equal(came.steps[name].scale, step.scale)
-        assert came.steps[name].grid == step.grid
+    assert came.scales.keys() == frozen.scales.keys()
+    for name, step in frozen.scales.items():
+        assert torch.equal(came.scales[name].scale, step.scale)
+        assert came.scales[name].grid == step.grid
     assert came.full.keys() == frozen.full.keys()
     for name, value in frozen.full.items():
         assert torch.equal(came.full[name], value)

@@ -123,8 +123,8 @@ def test_what_is_inside() -> None:
         assert weight.codes.abs().max() <= bound
         assert weight.scale.shape == ((60, 1) if name == found.word_embedding else ())
     # 3 blocks of shared input, 4 operands and 3 linears; the pooler
-    assert len(frozen.steps) == 3 * (1 + 4 + 3) + 1
-    assert all(step.scale > 0 for step in frozen.steps.values())
+    assert len(frozen.scales) == 3 * (1 + 4 + 3) + 1
+    assert all(step.scale > 0 for step in frozen.scales.values())
     # The rest is full precision under the model's own names, and there is nothing else.
     quantized = {f"{name}.weight" for name in frozen.weights}
     assert set(frozen.full) == set(tiny_model().state_dict()) - quantized
@@ -139,7 +139,7 @@ def test_frozen_tensors_are_copies() -> None:
         for value in student.parameters():
             value.zero_()
     assert frozen.full["classifier.weight"].abs().sum() > 0
-    assert all(step.scale > 0 for step in frozen.steps.values())
+    assert all(step.scale > 0 for step in frozen.scales.values())
 
 
 def test_models_built_of_one_frozen_model_do_not_share_a_config() -> None:

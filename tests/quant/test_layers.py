@@ -11,7 +11,7 @@ from torch import nn
 
 from mrem_deploy.models.architectures import anatomy, model_outputs
 from mrem_deploy.numerics import activation_grid, asymmetric_grid, symmetric_grid
-from mrem_deploy.quant.insert import activation_points, prepare, quantized_names
+from mrem_deploy.quant.insert import activation_points, prepare
 from mrem_deploy.quant.layers import Matmul, QuantEmbedding, QuantLinear, mrem_attention
 from mrem_deploy.quant.quantizers import LAQ, TWN, LearnedScale, make_weight_quantizer
 from mrem_deploy.quant.spec import QuantSpec, WeightSpec
@@ -43,6 +43,11 @@ OUTSIDE = {
 for _head in ("sequence-classification", "token-classification", "question-answering"):
     OUTSIDE[_head]["modernbert"] = 1
 PROJECTIONS = ("classifier", "classifier.out_proj", "qa_outputs")
+
+
+def quantized_names(model: nn.Module) -> list[str]:
+    """The layers whose weight is quantized, in order."""
+    return [name for name, part in model.named_modules() if isinstance(part, QuantLinear | QuantEmbedding)]
 
 
 def out_of(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:

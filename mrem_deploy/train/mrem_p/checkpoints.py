@@ -1,11 +1,11 @@
 """When the modules of a parallel run are saved, and which checkpoints belong together.
 
-*At their own pace*: each module replaces its checkpoint every so many of its steps, and goes on from
+*At their own pace*: each module replaces its checkpoint every so many of its steps, and continues from
 its latest one. The modules of a run are never at the same step anyway.
 
-*In step* (`--deterministic`): all workers save at the same step and meet before the older set is
-removed. So there is always one step at which every module has a checkpoint, and to go on from there
-is exact: in lock-step nothing is under way between the modules that those steps do not make again.
+*In step* (`--deterministic`): all workers save at the same step, and meet before the older set is
+removed. So there is always one step at which every module has a checkpoint, and continuing from there
+is exact: in lock-step, whatever was in transit between the modules is made again by these steps.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from mrem_deploy.train.checkpoint import CheckpointStore
+from mrem_deploy.train.job import Curve
 from mrem_deploy.train.mrem_p.crew import Crew
 from mrem_deploy.train.mrem_p.worker import ModuleWorker
 from mrem_deploy.train.mrem_s import ModuleCheckpoint
@@ -23,10 +24,10 @@ Check = Callable[[], None]
 
 class Checkpoints(Protocol):
     def restore(self, workers: Sequence[ModuleWorker]) -> None:
-        """Bring the modules to where they were saved."""
+        """Restore the modules from their checkpoints."""
 
     def holds(self, worker: ModuleWorker) -> bool:
-        """Whether the module must stay where it is until the others have come."""
+        """Whether the module must wait until the others have reached the same step."""
 
     def after_round(self, workers: Sequence[ModuleWorker], check: Check) -> None:
         """Save what is due; `check` is called while waiting for others."""
@@ -68,7 +69,7 @@ class InStep:
         everyone = [steps for theirs in self._crew.exchange("checkpoints", own) for steps in theirs]
         step = max(set.intersection(*map(set, everyone)), default=0)
         for worker in workers:
-            curve: list[tuple[int, float]] = []
+            curve: Curve = []
             if step:
                 step, curve = self._keeper(worker, step).restore()
             worker.start_at(step, curve)

@@ -1,8 +1,8 @@
-"""The workers of one run as each of them sees the others: who there is, meeting points, small messages.
+"""The workers of one run as each of them sees the others: ranks, meeting points, small messages.
 
-Everything here goes through torch's key-value store, polled: a wait can be interrupted, ends with a
-message that names who is missing, and notices at once when a worker has refused to go on. Tensors
-take other ways (`edge.py`, `gather` below).
+Everything here goes through torch's key-value store, polled: a wait can be interrupted, names the
+missing workers when it times out, and ends at once when a worker has ended the run. Tensors go by
+other ways (`edge.py`, `gather` below).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REFUSED = "refused"
 
 
 class Refused(UserError):
-    """Another worker met a user's mistake: this one ends without a complaint of its own."""
+    """Another worker raised a UserError: this one ends without a message of its own."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Crew:
     local_rank: int = 0
     local_world: int = 1
     timeout: float = 600.0  # seconds
-    store: Any = None
+    store: dist.Store | None = None
     _meetings: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -56,8 +56,8 @@ class Crew:
     ) -> list[Any]:
         """Meet all others at `label` and return everyone's `value` (plain data), by rank.
 
-        `check` is called while waiting. With `patient` there is no time-out: what the others do until
-        then may rightly take hours.
+        `check` is called while waiting. With `patient` there is no time-out: the work of the others may
+        take hours.
         """
         if self.world == 1:
             return [value]
@@ -75,9 +75,9 @@ class Crew:
             if time.monotonic() > deadline:
                 missing = [str(rank) for rank, key in enumerate(keys) if not self.store.check([key])]
                 raise UserError(
-                    f"worker {', '.join(missing)} of {self.world} did not come to {label!r} within "
+                    f"worker {', '.join(missing)} of {self.world} did not reach {label!r} within "
                     f"{self.timeout:g} s",
-                    "look at its own messages; where it is only slow, raise --worker-timeout",
+                    "look at its own messages; if it is only slow, raise --worker-timeout",
                 )
             time.sleep(POLL_SECONDS)
 
@@ -92,14 +92,14 @@ class Crew:
             time.sleep(POLL_SECONDS)
 
     def wait_for_leader(self, label: str) -> None:
-        """As long as it takes: rank 0 may evaluate for an hour; if it dies, so does the store or the run."""
+        """Without a time-out: rank 0 may evaluate for an hour. If it dies, the store or the run ends too."""
         while not self.store.check([label]):
             self.check_refusal()
             time.sleep(1.0)
         self.store.set(f"{label}/{self.rank}", "")
 
     def refuse(self, error: UserError) -> None:
-        """Tell the others that the run ends here by a mistake that a restart would not mend."""
+        """Tell the others that the run ends here, by an error that a restart would not fix."""
         if self.store is not None and not isinstance(error, Refused):
             self.store.set(REFUSED, json.dumps([error.problem, error.remedy]))
 
@@ -109,7 +109,7 @@ class Crew:
 
 
 def modules_of(rank: int, world: int, modules: int) -> range:
-    """The consecutive modules that a rank owns; the first ranks have one more where it does not divide."""
+    """The consecutive modules that a rank owns; the first ranks get one more if they do not divide evenly."""
     share, extra = divmod(modules, world)
     start = rank * share + min(rank, extra)
     return range(start, start + share + (rank < extra))
@@ -120,7 +120,7 @@ def owner_of(module: int, world: int, modules: int) -> int:
 
 
 def join(timeout: float) -> Crew:
-    """Become a worker of the run that the environment describes, as torchrun and its like set it."""
+    """Become a worker of the run that the environment describes, as torchrun and similar tools set it."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     limit = timedelta(seconds=timeout)
@@ -130,7 +130,7 @@ def join(timeout: float) -> Crew:
         said = str(error).splitlines()[0]
         problem = f"worker {rank} of {world} cannot reach the first one at {where}: {said}"
         if rank == 0:
-            problem = f"not all of {world} workers came to {where} within {timeout:g} s: {said}"
+            problem = f"not all of {world} workers reached {where} within {timeout:g} s: {said}"
         raise UserError(problem, "start all workers, and check MASTER_ADDR and MASTER_PORT") from error
     # The launcher's store outlives a restart: addresses of dead workers must not be found in it.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

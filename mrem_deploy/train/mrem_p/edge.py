@@ -1,15 +1,15 @@
 """The connection from a module to its successor in another process.
 
 Each side has one thread with blocking calls: gloo sees a message only inside `wait`, so polling
-would never find one. Data and acknowledgements have a process group each, one per direction. One
-message is in flight at a time; the acknowledgement tells how many turns the successor has done and
-whether it is done with all behind it. When it is, the sender answers with an end marker and both
-threads leave. With nothing to send, the sender asks now and then, which also shows that it lives.
-A worker that must give up closes its edges by the same words, which then mean to the neighbour
-that the run is over: a thread left inside a call would abort the process when that ends.
+would never find one. Data and acknowledgements have a separate process group each, one per direction.
+One message is in flight at a time. The acknowledgement says how many turns the successor has done, and
+whether it and all modules behind it are done. Then the sender replies with an end marker and both
+threads end. With nothing to send, the sender asks now and then, which also shows that it is alive.
+A worker that must give up closes its edges by the same messages, and its neighbour learns from them
+that the run is over. (A thread left inside a call would abort the process at its end.)
 
-On GPUs the tensors go from device to device by NCCL, announced over gloo first: a receive that
-nobody answers would occupy the GPU. Without NCCL they are staged in pinned host memory.
+On GPUs the tensors go from device to device by NCCL, announced over gloo first: a receive without a
+sender would occupy the GPU. Without NCCL they are staged in pinned host memory.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Kind(IntEnum):
 
 
 class Need(IntEnum):
-    """What the successor answers."""
+    """What the successor replies."""
 
     MORE = 0
     NOTHING = 1  # it and all behind it are done
@@ -60,7 +60,7 @@ class Need(IntEnum):
 
 
 class ConnectionLost(Exception):
-    """A neighbour's end of a connection is gone; why, its own error tells."""
+    """A neighbour's end of a connection is gone; its own error says why."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Wire:
 
     sender: int  # ranks
     receiver: int
-    announce: Any  # gloo, sender → receiver: headers, and the tensors where they lie in host memory
+    announce: Any  # gloo, sender → receiver: headers, and tensors in host memory
     answer: Any  # gloo, receiver → sender
     tensors: Any | None  # NCCL, sender → receiver
 
@@ -88,7 +88,7 @@ class _Thread(ABC):
     def __init__(self, name: str, mail: threading.Condition, device: torch.device) -> None:
         self.name = name
         self.error: BaseException | None = None
-        self.busy_seconds = 0.0  # moving tensors, beside the training
+        self.busy_seconds = 0.0  # moving tensors, at the same time as the training
         self._mail, self._device = mail, device
         self._abandoned = False
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -98,7 +98,7 @@ class _Thread(ABC):
         self._thread.start()
 
     def abandon(self) -> None:
-        """Close the edge at the next message, which is soon; to be called under the lock."""
+        """Close the edge at the next message, which is soon; call it under the lock."""
         self._abandoned = True
         self._mail.notify_all()
 
@@ -134,7 +134,7 @@ class EdgeSender(_Thread):
         return not self.outbox.full
 
     def put(self, turn: int, parcel: Parcel) -> None:
-        """To be called under the lock."""
+        """Queue an output for sending; call it under the lock."""
         if self.successor_done:
             return
         ready = torch.cuda.current_stream(self._device).record_event() if self._stream else None
@@ -192,8 +192,8 @@ class EdgeSender(_Thread):
 class EdgeReceiver(_Thread):
     """Fills the queue of a module whose predecessor is in another process.
 
-    `state` gives the module's (turns, done), for the acknowledgement. With `lossless` an entry is
-    acknowledged only when the queue has had room for it, which holds the sender back.
+    `state` returns the module's (turns, done), for the acknowledgement. With `lossless` an entry is
+    acknowledged only once the queue had room for it, which makes the sender wait.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class EdgeReceiver(_Thread):
             dist.recv(tensor, self.wire.sender, group=self.wire.announce)
             tensor = tensor.to(self._device, non_blocking=True)
         if self._stream is not None:
-            self._stream.synchronize()  # the training runs on another stream and must find it whole
+            self._stream.synchronize()  # the training runs on another stream and must find it complete
         return tensor
 
 
@@ -258,7 +258,7 @@ class LocalOutlet:
 
     @property
     def has_room(self) -> bool:
-        # Priming hands on just as many entries as the queue holds, so only lock-step can be short of room.
+        # Priming passes on exactly as many entries as the queue holds, so only lock-step can run out of room.
         return not (self._lossless and self._queue.full)
 
     @property

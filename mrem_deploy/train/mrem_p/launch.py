@@ -1,9 +1,9 @@
 """Starting the workers of a parallel run, with torch's elastic launcher.
 
-Started plainly, a command becomes the launcher of its own workers: as many as there are devices, and
-no more than modules. Started under torchrun (or whatever else sets RANK and WORLD_SIZE) it is one of
-the workers already. A worker that dies is started again together with the others, which then go on
-from their checkpoints; a user's mistake is no death: it ends the run at once.
+A command started alone launches its own workers: one per device, at most one per module. A command
+started by torchrun (or by anything else that sets RANK and WORLD_SIZE) is one of the workers already.
+If a worker dies, all workers start again and continue from their checkpoints. A UserError is not
+retried: it ends the run at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from mrem_deploy.base import progress
+from mrem_deploy.base import cli, progress
 from mrem_deploy.base.errors import UserError, WorkerFailed
 from mrem_deploy.train.mrem_p import crew as crews
 from mrem_deploy.train.mrem_p.crew import Crew
@@ -36,7 +36,7 @@ def is_worker() -> bool:
 
 
 def is_restarted() -> bool:
-    """Whether workers of this run have died before, so that there is something to go on from."""
+    """Whether workers of this run have died before, so that there are checkpoints to continue from."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
@@ -45,7 +45,7 @@ def usable_cores() -> int:
 
 
 def devices(device: torch.device) -> int:
-    """How many workers can have one of their own; a GPU named by its number is one."""
+    """How many workers can each have a separate device; a GPU given by its number is one."""
     if device.type == "cuda":
         return 1 if _is_numbered(device) else torch.cuda.device_count()
     return usable_cores()
@@ -69,14 +69,14 @@ def device_of(device: torch.device, crew: Crew) -> torch.device:
 
 
 def threads_each(asked: int, workers: int) -> int:
-    """CPU threads of one of `workers` on this machine, when `asked` (0: all cores) are there in all."""
+    """CPU threads for each of `workers` on this machine; `asked` is their total, 0 means all cores."""
     return max(1, (asked or usable_cores()) // workers)
 
 
 def launch(work: Callable[..., Any], arguments: tuple[Any, ...], workers: int, max_restarts: int) -> Any:
-    """Run `work(*arguments)` in `workers` new processes; what rank 0 returns.
+    """Run `work(*arguments)` in `workers` new processes; returns what rank 0 returns.
 
-    `work` is a function of a module, because new processes import it by name.
+    `work` must be a function at the top level of a module: new processes import it by its name.
     """
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -116,7 +116,7 @@ def launch(work: Callable[..., Any], arguments: tuple[Any, ...], workers: int, m
 
 
 def _explain(failed: Any) -> str:
-    """The dead worker's own error, and nothing of the machinery around it."""
+    """The error of the worker that died, without the launcher's own messages."""
     rank, failure = failed.get_first_failure()
     message = failure.message
     if isinstance(message, dict):
@@ -127,12 +127,12 @@ def _explain(failed: Any) -> str:
 
 
 def _worker(work: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[list[str] | None, Any]:
-    """In a new process: (a refusal or None, what the work returned)."""
+    """In a new process: (a UserError as [problem, remedy] or None, what the work returned)."""
     launcher = os.getppid()
 
     def interrupted(number: int, frame: FrameType | None) -> None:
-        # Ctrl-C reaches all processes, and the launcher passes it on as SIGTERM. Linux also sends this
-        # signal when the launcher itself was killed.
+        # Ctrl-C reaches all processes, and the launcher passes it on as SIGTERM: that one is obeyed. Linux
+        # also sends SIGINT when the launcher itself was killed.
         if os.getppid() != launcher:
             _leave(number, frame)
 
@@ -150,7 +150,7 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def crew_of(timeout: float) -> Iterator[Crew]:
-    """This process's place in the run, from the environment; a crew of one where there is none."""
+    """This process's place in the run, read from the environment; a crew of one outside of a run."""
     if not is_worker() or os.environ["WORLD_SIZE"] == "1":
         yield Crew()
         return
@@ -166,10 +166,19 @@ def crew_of(timeout: float) -> Iterator[Crew]:
 
 
 def _child_environment() -> dict[str, str]:
-    """One machine needs no name resolution, which containers often lack."""
+    """What workers need before they import torch; values that the user has set stay.
+
+    One machine needs no name resolution, which containers often lack. And threads that wait must not
+    spin: the workers share the cores. The commands set that for themselves (`cli.set_environment`), but
+    a caller of the Python API may not have.
+    """
+    changes = {}
     loopback = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
-    known = loopback is None or "GLOO_SOCKET_IFNAME" in os.environ
-    return {} if known else {"GLOO_SOCKET_IFNAME": str(loopback)}
+    if loopback is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
+        changes["GLOO_SOCKET_IFNAME"] = loopback
+    if not cli.PASSIVE_WAITING.keys() & os.environ.keys():
+        changes |= cli.PASSIVE_WAITING
+    return changes
 
 
 @contextmanager
@@ -185,7 +194,7 @@ def _environment(changes: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """The elastic agent takes over the signals of this process and does not give them back."""
+    """The elastic agent replaces the signal handlers of this process and does not restore them."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -195,7 +204,7 @@ def _own_signals() -> Iterator[None]:
 
 
 def _quiet_elastic() -> None:
-    """What happened to a worker is told once, by the command, not by each part of the launcher."""
+    """The command reports once what happened to a worker; the parts of the launcher stay silent."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
             logging.getLogger(name).setLevel(logging.CRITICAL)

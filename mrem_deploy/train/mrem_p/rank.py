@@ -2,7 +2,7 @@
 
 A worker (process) owns one module or several consecutive ones and steps them in turn. The step, its
 optimizer and its checkpoints are those of MREM-S. After start-up a worker holds only its own part of
-teacher and student; at the end rank 0 gets the other parts back and goes on like the other methods.
+teacher and student; at the end rank 0 gets the other parts back and continues like the other methods.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from mrem_deploy.train.mrem_p.shards import HeldParts
 from mrem_deploy.train.mrem_p.status import StatusBoard
 from mrem_deploy.train.mrem_p.worker import ModuleWorker
 
-WAIT_SECONDS = 0.2  # between looks at what no notification tells, such as a lost connection
-# A neighbour that dies takes its connections along; its own error shall be the one that is shown.
+WAIT_SECONDS = 0.2  # between checks of what sends no notification, such as a lost connection
+# A neighbour that dies closes its connections; wait this long for its own error, which is the one to show.
 GRACE_SECONDS = 10.0
 ABANDON_SECONDS = 5.0
 
@@ -134,7 +134,7 @@ class Rank:
             thread.start()
 
     def disconnect(self) -> None:
-        """Both ends have agreed that the edge is closed; the threads are about to leave."""
+        """Both ends have agreed that the edge is closed; the threads are about to end."""
         for thread in self._threads():
             while not thread.join(WAIT_SECONDS):
                 self._check()
@@ -149,7 +149,7 @@ class Rank:
             thread.join(ABANDON_SECONDS)
 
     def prime(self) -> None:
-        """Fill all queues, in order; nobody trains before the last one is full."""
+        """Fill all queues, in order; no module trains before the last one is full."""
         started = time.perf_counter()
         while not all(worker.is_primed for worker in self.workers):
             self._round()
@@ -208,7 +208,7 @@ class Rank:
         return [thread for thread in (self.sender, self.receiver) if thread is not None]
 
     def _check(self) -> None:
-        """Raise what threads have met, or that another worker refused to go on."""
+        """Raise the error of a thread, or the UserError of another worker."""
         if self.refused.is_set():
             self.crew.check_refusal()
         for thread in self._threads():

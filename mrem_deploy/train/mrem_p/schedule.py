@@ -2,14 +2,13 @@
 
 Each module goes through three phases. *Priming*: the first t₀ batches pass all modules in order,
 forward only, to fill the queues. *Training*: one step per turn on an input sampled from the queue,
-which is never empty any more, so that nobody waits. *Serving*: a module that has finished goes on
-with forward passes, one per turn of its successor, until all modules behind it are done; without
+which is never empty from now on, so no module waits. *Serving*: a module that has finished continues
+with forward passes, one per turn of its successor, until all modules behind it are done. Without
 them the successor would overfit the last t₀ entries.
 
 In lock-step there is no priming: each output is used once, in order, so the run is deterministic.
 
-`train/parallel.py` asks these classes with real tensors, `benchmarks/schedule.py` with a virtual
-clock.
+`rank.py` uses these classes with real tensors, `benchmarks/simulator.py` with a virtual clock.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from typing import Any, Protocol
 
 from mrem_deploy.train.mrem_p.stale_queue import StaleQueue
 
-# Entries waiting for a connection. One would do when the connection is faster than the steps; the
-# second rides out a moment of jitter. More would only make what arrives older.
+# Entries waiting for a connection. One is enough if the connection is faster than the steps; the second
+# absorbs jitter. More would only make the entries older when they arrive.
 OUTBOX_ENTRIES = 2
 
 
@@ -50,7 +49,7 @@ class Outlet(Protocol):
     """A module's way to its successor."""
 
     @property
-    def has_room(self) -> bool: ...  # whether an output put now is sure not to push out another
+    def has_room(self) -> bool: ...  # whether an output put now is sure not to drop another
 
     @property
     def successor_turns(self) -> int: ...  # turns that the successor is known to have done
@@ -70,7 +69,7 @@ class ModuleSchedule:
         self._answered = -1  # the successor's turns at the last served pass
 
     def is_primed(self, queue: StaleQueue[Any] | None, outlet: Outlet | None) -> bool:
-        """Whether its own queue is full and it has handed on all that its successor's needs."""
+        """Whether its own queue is full and it has passed on all that its successor's queue needs."""
         received = queue is None or queue.received >= self.rules.staleness
         return self.rules.lockstep or (received and (outlet is None or self._primed == self.rules.staleness))
 
@@ -107,7 +106,7 @@ class ModuleSchedule:
         return self._released and self.trained and (outlet is None or outlet.successor_done)
 
     def did(self, action: Action, outlet: Outlet | None) -> None:
-        """Take note of a finished pass."""
+        """Count a finished pass."""
         if action is Action.PRIME:
             self._primed += 1
             return
@@ -117,5 +116,5 @@ class ModuleSchedule:
 
     @property
     def stamp(self) -> int:
-        """The turn that stands on an output made now; those of priming lie before the first step's."""
+        """The turn of an output made now; outputs of priming have turns before the first step's."""
         return self.turn if self._released else self.turn - self.rules.staleness + self._primed

@@ -1,7 +1,7 @@
-"""What a worker holds of a model that several workers train together.
+"""Which parts of a model a worker holds, when several workers train it together.
 
-Every worker starts with the whole of it, of whose step sizes it has searched a share. `release` gives
-the memory of the others' parts back; `collect` brings them to rank 0 when all are trained.
+Every worker starts with the entire model and searches a share of its scales. `release` frees the
+memory of the others' parts; `collect` brings them to rank 0 when all are trained.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mrem_deploy.train.mrem_p.crew import Crew, gather, owner_of
 
 
 class HeldParts:
-    """The parts of teacher and student, of which this worker keeps its own."""
+    """The parts of teacher and student; this worker keeps its own."""
 
     def __init__(self, crew: Crew, models: Sequence[Sequence[Part]]) -> None:
         self._crew = crew
@@ -57,15 +57,15 @@ class HeldParts:
 
 
 def share_scales(crew: Crew, own: dict[str, LearnedScale]) -> dict[str, LearnedScale]:
-    """Everyone's initialised quantizers, from those that each has searched; numbers arrive to the bit."""
-    plain = {name: [step.log_scale.tolist(), astuple(step.grid)] for name, step in own.items()}
-    steps = dict(own)
-    for theirs in crew.exchange("the step sizes", plain):
+    """All initial activation quantizers, from the share that each worker has searched; exact to the bit."""
+    plain = {name: [scale.log_scale.tolist(), astuple(scale.grid)] for name, scale in own.items()}
+    scales = dict(own)
+    for theirs in crew.exchange("the scales", plain):
         for name, (log_scale, grid) in theirs.items():
             if name not in own:
-                steps[name] = LearnedScale(torch.ones(()), Grid(*grid))
-                steps[name].log_scale.data = torch.tensor(log_scale)
-    return steps
+                scales[name] = LearnedScale(torch.ones(()), Grid(*grid))
+                scales[name].log_scale.data = torch.tensor(log_scale)
+    return scales
 
 
 def _tensors(part: Part) -> Iterator[nn.Parameter | torch.Tensor]:

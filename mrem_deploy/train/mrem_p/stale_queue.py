@@ -3,10 +3,9 @@
 Plain data structures: they know nothing of quantization, processes or time, and they are not
 thread-safe. Training drives them under one lock, the simulator with a virtual clock.
 
-What a reader would get wrong: there are two places where the oldest entry goes. The *queue* is
-the paper's, the last t₀ outputs of the predecessor, from which the successor samples. The *outbox*
-holds what a connection has not taken yet; it drops the oldest so that a slow neighbour gets fresh
-outputs late instead of old ones later still.
+Note: the oldest entry is dropped in two places. The *queue* is the paper's: the last t₀ outputs of the
+predecessor, from which the successor samples. The *outbox* holds what a connection has not taken yet;
+it drops the oldest so that a slow neighbour gets recent outputs and not a growing backlog.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ class StaleQueue(Generic[T]):
     """The last `capacity` outputs of a module, first in, first out (paper, section "Accelerated
     Parallel Training": I = {f^t, …, f^(t−t₀+1)}).
 
-    An entry stays when it is used, so nobody ever waits for a new one; but those used least come first.
-    With equal chances for all, a third of the outputs would leave the queue unused, at every queue
-    again: the fourth of four modules would see the sentences of 4 in 10 of the batches."""
+    An entry stays when it is used, so no module waits for a new one; but those used least come first.
+    With equal chances for all, a third of the outputs would leave each queue unused: the fourth of four
+    modules would see the sentences of only 4 in 10 batches."""
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
@@ -119,8 +118,8 @@ class Outbox(Generic[T]):
 def draw(seed: int, module: int, turn: int) -> float:
     """The random number in [0, 1) by which a module samples in a turn.
 
-    It follows from the turn alone, as the batches do: so the step number in a checkpoint is the
-    random state as well.
+    It depends on the turn alone, as the batches do: so a checkpoint needs no random state besides the
+    step number.
     """
     return float(np.random.default_rng([seed, module, turn]).random())
 

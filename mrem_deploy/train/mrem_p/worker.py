@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -15,6 +16,32 @@ from mrem_deploy.train.module import ModuleTrainer, teacher_forcing
 from mrem_deploy.train.mrem_p.edge import Parcel
 from mrem_deploy.train.mrem_p.schedule import Action, ModuleSchedule, Outlet, ScheduleRules
 from mrem_deploy.train.mrem_p.stale_queue import StaleQueue, draw, mean_age
+
+
+@dataclass(frozen=True)
+class ModuleStatus:
+    """What the display shows of one module."""
+
+    module: int  # counted from 0
+    steps: int  # in all
+    step: int
+    loss: float | None  # None: before the first step
+    forcing: float | None  # λ; None for the first module, which has no queue
+    mean_age: float
+    oldest: int
+    serving: bool
+
+    def line(self) -> str:
+        """The numbers behind the module's bar; the bar itself has its speed and the time left."""
+        parts = []
+        if self.loss is not None:
+            parts.append(f"loss {self.loss:.4g}")
+        if self.forcing is not None:
+            parts.append(f"λ {self.forcing:.2f}")
+            parts.append(f"age {self.mean_age:.1f} (max {self.oldest})")
+        if self.serving:
+            parts.append("done, serving")
+        return ", ".join(parts)
 
 
 class ParcelOutlet(Outlet, Protocol):
@@ -50,10 +77,10 @@ class ModuleWorker:
         settings = trainer.settings
         lengths, size, seed = calibration.lengths, settings.batch_size, settings.seed
         self._batches = BatchSchedule(lengths, size, seed + 1 + index)
-        self._priming_batches = BatchSchedule(lengths, size, seed)  # those that initialised the steps
+        self._priming_batches = BatchSchedule(lengths, size, seed)  # those of the initial scales
 
     def start_at(self, step: int, curve: Curve) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         self.schedule = ModuleSchedule(self.schedule.rules, step)
         self.curve = curve
 
@@ -64,11 +91,11 @@ class ModuleWorker:
         self._released_at = time.perf_counter()
 
     def next(self) -> Action:
-        """To be called under the lock."""
+        """What to do now; call it under the lock."""
         return self.schedule.next(self.queue, self.outlet)
 
     def state(self) -> tuple[int, bool]:
-        """(turns, done), for the predecessor; to be called under the lock."""
+        """(turns, done), for the predecessor; call it under the lock."""
         return self.schedule.turn, self.schedule.is_done(self.outlet)
 
     @property
@@ -130,13 +157,16 @@ class ModuleWorker:
         """How old the entries used were, in turns of the predecessor; empty for the first module."""
         return self.queue.ages if self.queue is not None else Counter()
 
-    def status(self) -> dict[str, Any]:
-        """For the display; to be called under the lock."""
-        return {
-            "step": min(self.schedule.turn, self.schedule.rules.steps),
-            "loss": self.curve[-1][1] if self.curve else None,
-            "forcing": self.forcing if self.queue is not None else None,
-            "mean_age": mean_age(self.ages),
-            "oldest": max(self.ages, default=0),
-            "serving": self.schedule.turn > self.schedule.rules.steps,
-        }
+    def status(self) -> ModuleStatus:
+        """For the display; call it under the lock."""
+        turn, steps = self.schedule.turn, self.schedule.rules.steps
+        return ModuleStatus(
+            module=self.index,
+            steps=steps,
+            step=min(turn, steps),
+            loss=self.curve[-1][1] if self.curve else None,
+            forcing=self.forcing if self.queue is not None else None,
+            mean_age=mean_age(self.ages),
+            oldest=max(self.ages, default=0),
+            serving=turn > steps,
+        )

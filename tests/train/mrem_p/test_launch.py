@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import torch
 from tiny_job import job_in, save_model, workshop_in
 
 from mrem_deploy import pipeline
+from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.train.mrem_p import launch
 from mrem_deploy.train.mrem_p.crew import Crew
-from mrem_deploy.train.mrem_p.status import describe
+from mrem_deploy.train.mrem_p.worker import ModuleStatus
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +116,20 @@ def test_workers_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
 
 
 def test_the_display_tells_loss_forcing_and_age() -> None:
-    status = {"loss": 0.12345, "forcing": 0.25, "mean_age": 3.4, "oldest": 7, "serving": False}
-    assert describe(status) == "loss 0.1235, λ 0.25, age 3.4 (max 7)"
-    assert describe(status | {"serving": True}).endswith("done, serving")
-    first = {"loss": None, "forcing": None, "mean_age": 0.0, "oldest": 0, "serving": False}
-    assert describe(first) == ""  # the first module has no queue
+    status = ModuleStatus(1, 10, 5, loss=0.12345, forcing=0.25, mean_age=3.4, oldest=7, serving=False)
+    assert status.line() == "loss 0.1235, λ 0.25, age 3.4 (max 7)"
+    assert replace(status, serving=True).line().endswith("done, serving")
+    first = ModuleStatus(0, 10, 0, loss=None, forcing=None, mean_age=0.0, oldest=0, serving=False)
+    assert first.line() == ""  # the first module has no queue
+
+
+def test_workers_wait_without_spinning_unless_the_user_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers import torch anew, so what the launcher sets for them comes early enough."""
+    for name in cli.PASSIVE_WAITING:
+        monkeypatch.delenv(name, raising=False)
+    assert launch._child_environment().items() >= cli.PASSIVE_WAITING.items()
+    with launch._environment(launch._child_environment()):
+        assert {name: os.environ[name] for name in cli.PASSIVE_WAITING} == cli.PASSIVE_WAITING
+    assert not cli.PASSIVE_WAITING.keys() & os.environ.keys()
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert not launch._child_environment().keys() & cli.PASSIVE_WAITING.keys()

@@ -150,7 +150,7 @@ def test_a_neighbour_that_never_starts_is_named(workshop: Path) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert "not all of 2 workers came to 127.0.0.1:" in done.stderr
+    assert "not all of 2 workers reached 127.0.0.1:" in done.stderr
     assert "within 5 s" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (workshop / "lonely").exists()
