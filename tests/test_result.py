@@ -12,6 +12,7 @@ import pytest
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.evaluate.accuracy import SplitScores
+from mrem_deploy.quant.mixed import MixedBits
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.result import (
     Accuracy,
@@ -19,17 +20,16 @@ from mrem_deploy.result import (
     History,
     LayerErrors,
     Metrics,
-    Mixed,
     Onnx,
     OnnxCheck,
     Parallel,
     Qat,
-    QatChoice,
     Result,
     Sizes,
     WorkerCost,
     open_result,
 )
+from mrem_deploy.train.job import ProcessCost, QatChoice, WorkerReport, WorkerSeconds
 
 # Key by key what `mrem quantize` writes; other programs read this file.
 WRITTEN: dict[str, Any] = {
@@ -164,10 +164,37 @@ def test_metrics_from_types_equal_metrics_from_the_file() -> None:
             check=OnnxCheck("1.24.1", 89.0, 3.0, 99.0, 98.0, 10, 2, ("CPUExecutionProvider",)),
         ),
         parallel=Parallel(4, 3.0, {"module 2/2": sorted(Counter({1: 2, 0: 5}).items())}),
-        mixed=Mixed(12.0, 11.5, "output-kl", {"a": 2, "b": 8}, {"a": {"2": 0.5, "4": 0.1, "8": 0.0}}),
+        mixed=MixedBits(12.0, 11.5, "output-kl", {"a": 2, "b": 8}, {"a": {2: 0.5, 4: 0.1, 8: 0.0}}),
         qat=Qat((3.0, 3.0), 32, 64, 40, QatChoice(4, 90.0, [(2, 80.0), (4, 90.0)])),
     )  # fmt: skip
     assert text(built.to_dict()) == text(WRITTEN)
+
+
+REPORT = WorkerReport([1], WorkerSeconds(8.0, 1.0, 0.5, 10.0), 0.1, 0.2, 0.3, {0: 6}, 2.0, 1, {0: 4.0})
+
+
+def test_workers_are_named_by_rank() -> None:
+    cost = ProcessCost(peak_memory_mb=10.0, cpu_seconds=2.0)
+    assert [row.to_dict() for row in WorkerCost.of_all([cost], [])] == [
+        {"name": "main", "peak_memory_mb": 10.0}
+    ]
+    (alone,) = WorkerCost.of_all([cost], [REPORT])
+    assert alone.to_dict() == {"name": "main", "peak_memory_mb": 10.0, **REPORT.to_dict()}
+    both = WorkerCost.of_all([cost, cost], [REPORT, REPORT])
+    assert [row.name for row in both] == ["worker 0", "worker 1"]
+    assert list(both[0].to_dict())[:4] == ["name", "peak_memory_mb", "cpu_seconds", "modules"]
+    assert WorkerCost.from_dict(both[1].to_dict()) == both[1]
+
+
+def test_parts_of_another_version_are_left_out() -> None:
+    content = {
+        "cost": {"workers": [{"name": "main", "modules": [1]}]},
+        "mixed_precision": {"layers": {"a": 2}},
+    }
+    metrics = Metrics.from_dict(content)
+    assert metrics.cost.workers[0].name == "main"
+    assert metrics.cost.workers[0].report is None
+    assert metrics.mixed is None
 
 
 def test_what_a_plain_run_does_not_have_is_not_written() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from mrem_deploy.base.format import count, mib, three_digits
 from mrem_deploy.base.tables import Table
+from mrem_deploy.quant.mixed import MixedBits
 from mrem_deploy.report.summary import words
-from mrem_deploy.result import Mixed, Qat
+from mrem_deploy.result import Qat
 
-WIDTHS = ("2", "4", "8")  # bits to choose from, as the keys of `Mixed.errors`
+WIDTHS = (2, 4, 8)  # bits to choose from
 
 
 def qat_rows(qat: Qat | None) -> list[tuple[str, str]]:
@@ -24,7 +25,7 @@ def qat_rows(qat: Qat | None) -> list[tuple[str, str]]:
     return rows
 
 
-def mixed_tables(mixed: Mixed | None) -> list[Table]:
+def mixed_tables(mixed: MixedBits | None) -> list[Table]:
     """The bits that every layer got under the budget, and the error at each number of bits."""
     if mixed is None:
         return []
@@ -36,5 +37,9 @@ def mixed_tables(mixed: Mixed | None) -> list[Table]:
     note = (
         f"Chosen by {words(mixed.sensitivity)} for {mib(mixed.budget_mb)}; {mib(mixed.planned_mb)} planned."
     )
-    header = ("Layer", "Bits", *(f"Error at {width}" if width == "2" else f"at {width}" for width in WIDTHS))
+    header = (
+        "Layer",
+        "Bits",
+        *(f"Error at {width}" if width == WIDTHS[0] else f"at {width}" for width in WIDTHS),
+    )
     return [Table("Bits of every layer", header, rows, note, long=True)]

@@ -140,15 +140,14 @@ def _worker_tables(workers: Sequence[WorkerCost]) -> list[Table]:
     """Where the time of workers that trained at the same time went."""
     rows = []
     for worker in workers:
-        report = worker.report or {}
-        seconds = report.get("seconds") or {}
-        whole = seconds.get("whole")
-        if not seconds:
+        if worker.report is None:
             continue
-        shares = (_share(seconds.get(name), whole) for name in ("computing", "receiving", "waiting"))
-        modules = ", ".join(str(module) for module in report.get("modules") or [])
-        queues = memory(report.get("queue_mb")) if report.get("queue_mb") else "none"
-        rows.append((words(worker.name), modules, duration(whole), *shares, queues))
+        seconds = worker.report.seconds
+        parts = (seconds.computing, seconds.receiving, seconds.waiting)
+        shares = (_share(part, seconds.whole) for part in parts)
+        modules = ", ".join(map(str, worker.report.modules))
+        queues = memory(worker.report.queue_mb) if worker.report.queue_mb else "none"
+        rows.append((words(worker.name), modules, duration(seconds.whole), *shares, queues))
     if not rows:
         return []
     header = ("Worker", "Modules", "Training", "Computing", "Receiving", "Waiting", "Queues")

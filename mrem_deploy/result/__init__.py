@@ -23,12 +23,10 @@ from mrem_deploy.result.metrics import (
     METRICS,
     Cost,
     Metrics,
-    Mixed,
     Onnx,
     OnnxCheck,
     Parallel,
     Qat,
-    QatChoice,
     Sizes,
     WorkerCost,
 )
@@ -39,8 +37,8 @@ if TYPE_CHECKING:
     from mrem_deploy.recipe import Recipe
 
 __all__ = [
-    "Accuracy", "CARD", "Cost", "Curve", "HISTORY", "History", "LayerErrors", "METRICS", "Metrics", "Mixed",
-    "Onnx", "OnnxCheck", "PLOTS", "Parallel", "Qat", "QatChoice", "RECIPE", "REPORT_HTML", "REPORT_MD",
+    "Accuracy", "CARD", "Cost", "Curve", "HISTORY", "History", "LayerErrors", "METRICS", "Metrics",
+    "Onnx", "OnnxCheck", "PLOTS", "Parallel", "Qat", "RECIPE", "REPORT_HTML", "REPORT_MD",
     "Result", "Sizes", "WorkerCost", "open_result",
 ]  # fmt: skip
 

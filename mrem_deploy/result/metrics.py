@@ -10,11 +10,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mrem_deploy.base.files import write_json
 from mrem_deploy.evaluate.accuracy import Accuracy
 from mrem_deploy.result.reading import given, part, read_json
+
+if TYPE_CHECKING:  # these modules load torch, which reading a file does not need
+    from mrem_deploy.quant.mixed import MixedBits
+    from mrem_deploy.train.job import ProcessCost, QatChoice, WorkerReport
 
 METRICS = "metrics.json"
 FORMAT = 1
@@ -27,19 +31,34 @@ class WorkerCost:
     name: str = ""
     peak_memory_mb: float = math.nan
     cpu_seconds: float | None = None  # known where several processes trained
-    report: Mapping[str, Any] | None = None  # how MREM-P's worker spent its time
+    report: WorkerReport | None = None  # of a worker of MREM-P
 
     def to_dict(self) -> dict[str, Any]:
         result: dict[str, Any] = {"name": self.name, "peak_memory_mb": self.peak_memory_mb}
         if self.cpu_seconds is not None:
             result["cpu_seconds"] = self.cpu_seconds
-        return result | dict(self.report or {})
+        return result | (self.report.to_dict() if self.report else {})
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> WorkerCost:
-        own = ("name", "peak_memory_mb", "cpu_seconds")
-        report = {key: value for key, value in content.items() if key not in own}
-        return cls(**given(cls, content), report=report or None)
+        own = given(cls, content)
+        rest = {key: value for key, value in content.items() if key not in own}
+        if not rest:
+            return cls(**own)
+        from mrem_deploy.train.job import WorkerReport
+
+        return cls(**own, report=part(WorkerReport, rest))
+
+    @classmethod
+    def of_all(cls, costs: Sequence[ProcessCost], reports: Sequence[WorkerReport]) -> tuple[WorkerCost, ...]:
+        """By rank. Only MREM-P has reports, and only it has several processes."""
+        if len(costs) == 1:
+            return (cls("main", costs[0].peak_memory_mb, report=reports[0] if reports else None),)
+        pairs = zip(costs, reports, strict=True)
+        return tuple(
+            cls(f"worker {rank}", cost.peak_memory_mb, cost.cpu_seconds, report)
+            for rank, (cost, report) in enumerate(pairs)
+        )
 
 
 @dataclass(frozen=True)
@@ -151,40 +170,6 @@ class Parallel:
 
 
 @dataclass(frozen=True)
-class Mixed:
-    """The bits that every layer got under a budget, and the errors they were chosen by."""
-
-    budget_mb: float = math.nan
-    planned_mb: float = math.nan
-    sensitivity: str = ""
-    layers: Mapping[str, int] = field(default_factory=dict)
-    errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # layer -> bits -> error
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Mixed:
-        return cls(**given(cls, content))
-
-
-@dataclass(frozen=True)
-class QatChoice:
-    """The step whose weights were kept because they scored best on the evaluation split."""
-
-    step: int = 0
-    score: float = math.nan
-    evaluations: Sequence[Sequence[float]] = ()  # [[step, score], …]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "evaluations": [list(entry) for entry in self.evaluations]}
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> QatChoice:
-        return cls(**given(cls, content))
-
-
-@dataclass(frozen=True)
 class Qat:
     """What quantization-aware training was trained on, and what its result was chosen by."""
 
@@ -201,8 +186,11 @@ class Qat:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Qat:
-        choice = part(QatChoice, content.get("chosen_on_the_evaluation_split"))
-        epochs = tuple(content.get("epochs") or ())
+        choice, epochs = None, tuple(content.get("epochs") or ())
+        if content.get("chosen_on_the_evaluation_split"):
+            from mrem_deploy.train.job import QatChoice
+
+            choice = part(QatChoice, content["chosen_on_the_evaluation_split"])
         return cls(**given(cls, content) | {"epochs": epochs, "choice": choice})
 
 
@@ -222,7 +210,7 @@ class Metrics:
     size: Sizes = field(default_factory=Sizes)
     onnx: Onnx | None = None
     parallel: Parallel | None = None  # of MREM-P
-    mixed: Mixed | None = None  # with --bits auto
+    mixed: MixedBits | None = None  # with --bits auto
     qat: Qat | None = None
     base_model: str | None = None  # hub id and licence of the original, where they are known
     license: str | None = None
@@ -260,7 +248,7 @@ class Metrics:
                 "size": Sizes.from_dict(content.get("size") or {}),
                 "onnx": part(Onnx, content.get("onnx")),
                 "parallel": part(Parallel, content.get("parallel")),
-                "mixed": part(Mixed, content.get("mixed_precision")),
+                "mixed": _mixed(content.get("mixed_precision")),
                 "qat": part(Qat, content.get("qat")),
             }
         )
@@ -276,3 +264,11 @@ class Metrics:
     @classmethod
     def read(cls, folder: Path) -> Metrics:
         return cls.from_dict(read_json(folder / METRICS))
+
+
+def _mixed(content: Mapping[str, Any] | None) -> MixedBits | None:
+    if not content:
+        return None
+    from mrem_deploy.quant.mixed import MixedBits
+
+    return part(MixedBits, content)

@@ -14,7 +14,7 @@ T = TypeVar("T", covariant=True)
 
 
 class _Readable(Protocol[T]):
-    def from_dict(self, content: Mapping[str, Any], /) -> T: ...
+    def from_dict(self, content: dict[str, Any], /) -> T: ...
 
 
 def given(cls: type, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,8 +24,11 @@ def given(cls: type, content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def part(cls: _Readable[T], content: Mapping[str, Any] | None) -> T | None:
-    """A part that not every file has."""
-    return cls.from_dict(content) if content else None
+    """A part that not every file has; None also if an older version wrote it without a key it needs."""
+    try:
+        return cls.from_dict(dict(content)) if content else None
+    except (KeyError, TypeError):
+        return None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -105,6 +105,11 @@ class QatChoice:
         """As in metrics.json."""
         return {"step": self.step, "score": self.score, "evaluations": self.evaluations}
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> QatChoice:
+        evaluations = [(step, score) for step, score in values["evaluations"]]
+        return cls(values["step"], values["score"], evaluations)
+
 
 @dataclass
 class TrainLog:
@@ -127,14 +132,3 @@ class ProcessCost:
 
     def to_dict(self) -> dict[str, float]:
         return {"peak_memory_mb": self.peak_memory_mb, "cpu_seconds": self.cpu_seconds}
-
-
-def worker_costs(costs: Sequence[ProcessCost], reports: Sequence[WorkerReport]) -> list[dict[str, Any]]:
-    """The rows `cost.workers` of metrics.json, by rank."""
-    if len(costs) == 1:
-        report = reports[0].to_dict() if reports else {}
-        return [{"name": "main", "peak_memory_mb": costs[0].peak_memory_mb, **report}]
-    return [
-        {"name": f"worker {rank}", **cost.to_dict(), **report.to_dict()}
-        for rank, (cost, report) in enumerate(zip(costs, reports, strict=True))
-    ]

@@ -20,7 +20,7 @@ from mrem_deploy.quant import artifact
 from mrem_deploy.quant.frozen import FrozenModel
 from mrem_deploy.recipe import Recipe, parse_epochs
 from mrem_deploy.report.page import write_report
-from mrem_deploy.result import RECIPE, History, Metrics, Mixed, Onnx, Parallel, Qat, QatChoice, Result, Sizes
+from mrem_deploy.result import RECIPE, History, Metrics, Onnx, Parallel, Qat, Result, Sizes
 from mrem_deploy.walk.loading import Loaded
 from mrem_deploy.walk.state import Run
 from mrem_deploy.walk.training import Trained
@@ -105,9 +105,8 @@ def measured(run: Run, loaded: Loaded, trained: Trained, size: Sizes, onnx: Onnx
     qat = None
     if loaded.training is not None:
         split = len(task_data.train())
-        choice = QatChoice.from_dict(log.choice.to_dict()) if log.choice else None
         samples = min(recipe.train_size or split, split)
-        qat = Qat(parse_epochs(recipe.qat_epochs), samples, split, len(loaded.training), choice)
+        qat = Qat(parse_epochs(recipe.qat_epochs), samples, split, len(loaded.training), log.choice)
     return Metrics(
         task=task_data.task.name,
         data=task_data.description,
@@ -121,6 +120,6 @@ def measured(run: Run, loaded: Loaded, trained: Trained, size: Sizes, onnx: Onnx
         size=size,
         onnx=onnx,
         parallel=parallel,
-        mixed=Mixed.from_dict(trained.mixed.to_dict()) if trained.mixed else None,
+        mixed=trained.mixed,
         qat=qat,
     )

@@ -17,7 +17,7 @@ from mrem_deploy.evaluate.predict import torch_predictor
 from mrem_deploy.quant.mixed import MixedBits
 from mrem_deploy.result import Cost, LayerErrors, WorkerCost
 from mrem_deploy.train import METHODS
-from mrem_deploy.train.job import ProcessCost, TrainJob, TrainLog, worker_costs
+from mrem_deploy.train.job import ProcessCost, TrainJob, TrainLog
 from mrem_deploy.train.student import chosen_bits, make_student
 from mrem_deploy.walk.loading import Loaded
 from mrem_deploy.walk.state import Run
@@ -64,7 +64,7 @@ def train(run: Run, loaded: Loaded) -> Trained:
         train_cpu_seconds=None if run.store.resumed else sum(each.cpu_seconds for each in costs),
         peak_memory_mb=max(each.peak_memory_mb for each in costs),
         memory_kind=memory.kind + (", of the largest worker" if run.crew.world > 1 else ""),
-        workers=tuple(WorkerCost.from_dict(row) for row in worker_costs(costs, log.workers)),
+        workers=WorkerCost.of_all(costs, log.workers),
         calibration_samples=len(calibration),
         stages=log.seconds,
     )

@@ -19,6 +19,7 @@ from mrem_deploy.recipe import Recipe
 from mrem_deploy.report import summary
 from mrem_deploy.report.plots import draw_plots
 from mrem_deploy.result import Accuracy, History, LayerErrors, Metrics, Parallel, Sizes, WorkerCost
+from mrem_deploy.train.job import ProcessCost, WorkerReport, WorkerSeconds
 
 
 @pytest.fixture(scope="module")
@@ -361,15 +362,9 @@ def test_teacher_forcing_is_shaded_and_ages_are_drawn() -> None:
 
 
 def test_the_workers_table_tells_where_the_time_went(tmp_path: Path) -> None:
-    seconds = {"computing": 95.0, "receiving": 2.0, "waiting": 0.5, "whole": 100.0}
-    workers = tuple(
-        WorkerCost(
-            f"worker {rank}",
-            2048.0,
-            report={"modules": [rank + 1], "seconds": seconds, "queue_mb": 200.0 * rank},
-        )
-        for rank in range(2)
-    )
+    seconds = WorkerSeconds(computing=95.0, receiving=2.0, waiting=0.5, whole=100.0)
+    reports = [WorkerReport([n + 1], seconds, 0.0, 0.0, 0.0, {}, 200.0 * n, 0, {}) for n in range(2)]
+    workers = WorkerCost.of_all([ProcessCost(2048.0, 1.0)] * 2, reports)
     page = write(tmp_path, cost(workers=workers))
     assert ["worker 0", "1", "1.7 min", "95%", "2%", "< 1%", "none"] in page.rows
     assert ["worker 1", "2", "1.7 min", "95%", "2%", "< 1%", "200 MiB"] in page.rows

@@ -10,7 +10,7 @@ from tiny_models import assert_same_state, state_of, tiny_encoded, tiny_pair, tr
 
 from mrem_deploy import recipe
 from mrem_deploy.train import METHODS
-from mrem_deploy.train.job import ProcessCost, TrainLog, WorkerReport, WorkerSeconds, worker_costs
+from mrem_deploy.train.job import TrainLog, WorkerReport, WorkerSeconds
 from mrem_deploy.train.qat import train_qat
 
 
@@ -63,13 +63,3 @@ def test_a_report_survives_json_and_has_the_keys_of_metrics_json() -> None:
     assert values["turns"] == {"0": 6, "1": 8}
     assert list(values["seconds"]) == ["computing", "receiving", "waiting", "whole"]
     assert WorkerReport.from_dict(values) == REPORT
-
-
-def test_the_costs_of_one_process_and_of_several() -> None:
-    cost = ProcessCost(peak_memory_mb=10.0, cpu_seconds=4.0)
-    assert worker_costs([cost], []) == [{"name": "main", "peak_memory_mb": 10.0}]
-    alone = worker_costs([cost], [REPORT])
-    assert alone == [{"name": "main", "peak_memory_mb": 10.0, **REPORT.to_dict()}]
-    both = worker_costs([cost, cost], [REPORT, REPORT])
-    assert [row["name"] for row in both] == ["worker 0", "worker 1"]
-    assert list(both[0])[:4] == ["name", "peak_memory_mb", "cpu_seconds", "modules"]
