@@ -228,8 +228,13 @@ class Metrics:
             "cost": self.cost.to_dict(),
             "environment": dict(self.environment),
         }
-        parts = {"parallel": self.parallel, "mixed_precision": self.mixed, "qat": self.qat}
-        parts |= {"size": self.size, "onnx": self.onnx}
+        parts = {
+            "parallel": self.parallel,
+            "mixed_precision": self.mixed,
+            "qat": self.qat,
+            "size": self.size,
+            "onnx": self.onnx,
+        }
         return result | {name: part.to_dict() for name, part in parts.items() if part is not None}
 
     @classmethod
