@@ -117,7 +117,7 @@ def test_a_second_run_runs_no_cell_again(
     monkeypatch.setattr(cells, "in_fresh_process", never)
     assert reproduce(arguments(workshop, "done", "num-modules", seeds=2)) == 0
     shown = capsys.readouterr()
-    assert "4 of 4 cells are already there" in shown.err
+    assert "4 of 4 cells are finished already" in shown.err
     row = next(line for line in shown.out.splitlines() if line.startswith("| 2 "))
     assert " 6.7 |" in row  # the paper's
 
@@ -133,7 +133,7 @@ def test_a_dry_run_runs_and_writes_nothing(
     assert "6 cells; 2 cells to run, about " in shown
     assert sorted(done.rglob("*")) == before
     assert reproduce(arguments(workshop, "never", "all"), "--dry-run") == 0
-    assert "known once one has finished" in capsys.readouterr().out
+    assert "known once a cell has finished" in capsys.readouterr().out
     assert not (workshop / "never").exists()
 
 
