@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from mrem_deploy.base import machine
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.units import MIB
 from mrem_deploy.data.encoded import Encoded, sorted_batches
 from mrem_deploy.deploy.census import Census, census
 from mrem_deploy.deploy.runtime import feed, onnx_predictor, open_session, require, with_outputs
@@ -33,7 +34,6 @@ from mrem_deploy.recipe import Recipe
 FORMAT = 1
 TITLES = {FULL_PRECISION: "full precision", QUANTIZED: "torch quantized", ONNX: "ONNX"}
 RESULT = "validation.json"
-MEBIBYTE = 2**20
 MAX_DROP = 1.0  # points, unless the user gives another limit
 ERROR_BATCHES = 4  # batches over which the error per layer is measured, from the longest to the shortest
 # Expected agreement of ONNX with torch, by bits of the activations: a coarser scale makes each flip larger.
@@ -138,7 +138,7 @@ class Validation:
             "full_precision_from": self.full_precision_from,
             "accuracy": self.accuracy.to_dict(),
             "onnx": self.findings.to_dict(),
-            "environment": machine.describe(),
+            "environment": machine.describe_machine(),
         }
 
     def headline(self) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def describe_file(model: Path) -> OnnxFile:
     }
     size = sum((model.parent / name).stat().st_size for name in (model.name, *separate))
     opset = next((entry.version for entry in graph.opset_import if entry.domain in ("", "ai.onnx")), None)
-    return OnnxFile(model.name, notes.get("profile"), notes.get("recipe_digest"), opset, size / MEBIBYTE)
+    return OnnxFile(model.name, notes.get("profile"), notes.get("recipe_digest"), opset, size / MIB)
 
 
 def _version() -> str:

@@ -16,6 +16,7 @@ import transformers
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from mrem_deploy.base.units import MIB
 from mrem_deploy.kernels.reference import integers, scale_once
 from mrem_deploy.models.architectures import Anatomy
 from mrem_deploy.models.loading import HEADS
@@ -23,8 +24,6 @@ from mrem_deploy.numerics import Grid, dequantize, quantize
 from mrem_deploy.quant.insert import prepare, quantize_hidden, replace_module
 from mrem_deploy.quant.layers import ATTENTION, Matmul, QuantEmbedding, QuantLinear, input_scale
 from mrem_deploy.quant.quantizers import LearnedScale
-
-MEBIBYTE = 2**20
 
 
 @dataclass
@@ -61,12 +60,12 @@ class FrozenModel:
     def formula_mb(self) -> float:
         """Σ quantized elements · bits/8 + 4 bytes for the rest: the paper's way of counting."""
         packed = sum(weight.codes.numel() * weight.bits / 8 for weight in self.weights.values())
-        return (packed + 4 * sum(value.numel() for value in self.full.values())) / MEBIBYTE
+        return (packed + 4 * sum(value.numel() for value in self.full.values())) / MIB
 
     def full_precision_mb(self) -> float:
         """The same model with every parameter in 4 bytes."""
         count = sum(weight.codes.numel() for weight in self.weights.values())
-        return 4 * (count + sum(value.numel() for value in self.full.values())) / MEBIBYTE
+        return 4 * (count + sum(value.numel() for value in self.full.values())) / MIB
 
 
 @torch.no_grad()

@@ -15,9 +15,9 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.units import MIB
 from mrem_deploy.kernels import packed_size
 from mrem_deploy.models.architectures import Anatomy
-from mrem_deploy.quant.frozen import MEBIBYTE
 from mrem_deploy.quant.insert import activation_points, prepare
 from mrem_deploy.quant.sensitivity import CHOICES, MEASURES, Batch, Group, groups_of
 from mrem_deploy.quant.spec import QuantSpec
@@ -86,20 +86,20 @@ def choose_bits(
         {bits: sum(layer_bytes(teacher, name, bits, found, spec) for name in group) for bits in CHOICES}
         for group in groups
     ]
-    budget = int(budget_mb * MEBIBYTE)
+    budget = int(budget_mb * MIB)
     least = fixed + sum(min(cost.values()) for cost in costs)
     if least > budget:
         raise UserError(
             f"--budget-mb {budget_mb:g} is too small: with 2 bits everywhere the model takes "
-            f"{least / MEBIBYTE:.3f} MiB, {fixed / MEBIBYTE:.3f} of them for what stays in full precision",
-            f"give {math.ceil(1000 * least / MEBIBYTE) / 1000:g} or more",
+            f"{least / MIB:.3f} MiB, {fixed / MIB:.3f} of them for what stays in full precision",
+            f"give {math.ceil(1000 * least / MIB) / 1000:g} or more",
         )
     errors = MEASURES[measure](teacher, groups, spec, batches, seed)
     chosen = allocate(costs, errors, budget - fixed)
     size = fixed + sum(cost[bits] for cost, bits in zip(costs, chosen, strict=True))
     return MixedBits(
         budget_mb,
-        size / MEBIBYTE,
+        size / MIB,
         measure,
         {name: bits for group, bits in zip(groups, chosen, strict=True) for name in group},
         {group[0]: measured for group, measured in zip(groups, errors, strict=True)},

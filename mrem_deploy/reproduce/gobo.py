@@ -20,9 +20,9 @@ import torch
 from transformers import PreTrainedModel
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.units import MIB
 from mrem_deploy.models.architectures import anatomy
 from mrem_deploy.numerics import UNQUANTIZED_BITS
-from mrem_deploy.quant.frozen import MEBIBYTE
 from mrem_deploy.quant.spec import QuantSpec
 
 LOG_DENSITY = -4.0  # of the fitted Gaussian; a weight below it is an outlier
@@ -43,7 +43,7 @@ class GoboSize:
     @property
     def mb(self) -> float:
         """MiB."""
-        return (self.codes + self.dictionaries + self.outliers + self.full_precision) / MEBIBYTE
+        return (self.codes + self.dictionaries + self.outliers + self.full_precision) / MIB
 
 
 @dataclass(frozen=True)

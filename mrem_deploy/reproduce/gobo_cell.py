@@ -7,11 +7,11 @@ from pathlib import Path
 
 from mrem_deploy.base import machine
 from mrem_deploy.base.files import atomic_folder
+from mrem_deploy.base.units import MIB
 from mrem_deploy.data.task_data import Columns, open_task
 from mrem_deploy.evaluate.evaluation import evaluate
 from mrem_deploy.evaluate.examples import write_examples
 from mrem_deploy.models.loading import load_model
-from mrem_deploy.quant.frozen import MEBIBYTE
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.result import Cost, History, Metrics, Sizes, WorkerCost
 
@@ -56,5 +56,5 @@ def run_gobo(recipe: Recipe) -> None:
                 calibration_samples=0,
             ),
             environment=machine.describe_machine(),
-            size=Sizes(FLOAT_BYTES * whole / MEBIBYTE, size.mb),
+            size=Sizes(FLOAT_BYTES * whole / MIB, size.mb),
         ).write(folder)

@@ -18,9 +18,9 @@ import torch
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.progress import say, track
+from mrem_deploy.base.units import MIB
 from mrem_deploy.data.encoded import Encoded, sorted_batches
 from mrem_deploy.models.parts import Part
-from mrem_deploy.quant.frozen import MEBIBYTE
 from mrem_deploy.recipe import Recipe, parse_megabytes
 
 
@@ -126,7 +126,7 @@ class CacheSettings:
         folder = Path(recipe.cache_dir) if recipe.cache_dir else None
         if recipe.max_memory is not None:
             return cls(parse_megabytes(recipe.max_memory), folder)
-        return cls(psutil.virtual_memory().available / MEBIBYTE / 2, folder)
+        return cls(psutil.virtual_memory().available / MIB / 2, folder)
 
 
 class Streams:
