@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -37,7 +38,7 @@ def absolute_paths(recipe: Recipe) -> Recipe:
         for name in ("model", "data", "eval_data", "out", "cache_dir")
         if (value := getattr(recipe, name))
     }
-    changes = {
+    changes: dict[str, Any] = {
         name: str(path.absolute())
         for name, path in paths.items()
         if name in ("out", "cache_dir") or path.exists()  # what does not exist may be a hub id

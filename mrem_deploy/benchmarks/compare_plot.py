@@ -112,7 +112,7 @@ def _place_labels(
     """Put every label on the side where it overlaps least with bubbles, other labels and the frame."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    figure = axes.figure
+    figure: Any = axes.figure
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw_without_rendering()  # the layout decides where points of the data are on the page
     taken = [box for e, d in zip(entries, diameters, strict=True) for box in _drawn(axes, e, d)]
