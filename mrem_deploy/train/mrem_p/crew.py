@@ -39,7 +39,7 @@ class Crew:
     local_rank: int = 0
     local_world: int = 1
     timeout: float = 600.0  # seconds
-    store: dist.Store | None = None
+    store: dist.Store | None = None  # type: ignore[name-defined]
     _meetings: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -59,7 +59,7 @@ class Crew:
         `check` is called while waiting. With `patient` there is no time-out: the work of the others may
         take hours.
         """
-        if self.world == 1:
+        if self.store is None:  # a crew of one
             return [value]
         count = self._meetings[label] = self._meetings.get(label, 0) + 1
         keys = [f"{label}/{count}/{rank}" for rank in range(self.world)]
@@ -68,6 +68,7 @@ class Crew:
         return [json.loads(self.store.get(key)) for key in keys]
 
     def _wait(self, keys: Sequence[str], label: str, check: Callable[[], None], timeout: float) -> None:
+        assert self.store is not None
         deadline = time.monotonic() + timeout
         while not self.store.check(list(keys)):
             check()
@@ -93,6 +94,7 @@ class Crew:
 
     def wait_for_leader(self, label: str) -> None:
         """Without a time-out: rank 0 may evaluate for an hour. If it dies, the store or the run ends too."""
+        assert self.store is not None
         while not self.store.check([label]):
             self.check_refusal()
             time.sleep(1.0)
