@@ -55,9 +55,9 @@ def main(argv: list[str] | None = None) -> int:
         )
 
     from mrem_deploy.export import export_all, export_onnx
-    from mrem_deploy.quant import artifact
+    from mrem_deploy.quant.frozen import FrozenModel
 
-    frozen = artifact.read(options.folder)
+    frozen = FrozenModel.read(options.folder)
     if options.out:
         paths = [export_onnx(frozen, Path(options.out), names[0], options.opset)]
     else:

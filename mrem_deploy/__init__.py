@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mrem_deploy.base.errors import UserError as UserError
     from mrem_deploy.export import export_onnx as export_onnx
     from mrem_deploy.pipeline import run as run
-    from mrem_deploy.quant.artifact import load as load
+    from mrem_deploy.quant.frozen import load as load
     from mrem_deploy.recipe import Recipe as Recipe
     from mrem_deploy.result import open_result as open_result
 
@@ -29,7 +29,7 @@ _HOMES = {
     "run": "mrem_deploy.pipeline",
     "quantize_model": "mrem_deploy.api",
     "open_result": "mrem_deploy.result",
-    "load": "mrem_deploy.quant.artifact",
+    "load": "mrem_deploy.quant.frozen",
     "export_onnx": "mrem_deploy.export",
     "UserError": "mrem_deploy.base.errors",
 }

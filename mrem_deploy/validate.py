@@ -118,11 +118,10 @@ def validate(settings: Settings) -> Validation:
     from mrem_deploy.evaluate.evaluation import Evaluation
     from mrem_deploy.evaluate.predict import torch_predictor
     from mrem_deploy.models.loading import load_tokenizer
-    from mrem_deploy.quant import artifact
-    from mrem_deploy.quant.frozen import build
+    from mrem_deploy.quant.frozen import FrozenModel, build
 
     folder = settings.folder
-    frozen = artifact.read(folder)
+    frozen = FrozenModel.read(folder)
     runtime.require("onnx", "onnx_ir", "onnxruntime")
     model = onnx_file(settings)
     recipe = recipe_of(settings)

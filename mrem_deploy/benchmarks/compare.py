@@ -173,7 +173,7 @@ def _contenders(subject: Subject, recipes: Mapping[Path, Recipe], work: Path, se
     from mrem_deploy.base.progress import say
     from mrem_deploy.benchmarks.latency import lineup, rivals
     from mrem_deploy.benchmarks.latency.contenders import Contender
-    from mrem_deploy.quant import artifact
+    from mrem_deploy.quant.frozen import FrozenModel
 
     say("making the rivals")
     tokens = _calibration(next(iter(recipes.values())), subject, seed)
@@ -190,7 +190,7 @@ def _contenders(subject: Subject, recipes: Mapping[Path, Recipe], work: Path, se
     ]
     names = _names(recipes)
     for folder in recipes:
-        frozen = artifact.read(folder)
+        frozen = FrozenModel.read(folder)
         own = replace(subject, frozen={names[folder]: frozen}, folder=folder)
         path = lineup.exported(own, frozen, folder.name, lineup.HEADLINE_PROFILE, work)
         found.append(Contender(names[folder], path, ours=True))

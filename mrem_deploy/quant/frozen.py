@@ -7,20 +7,26 @@ integers and scale them once, by the same code.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.units import MIB
+from mrem_deploy.kernels import pack, unpack
 from mrem_deploy.kernels.reference import integers, scale_once
 from mrem_deploy.models.architectures import Anatomy
 from mrem_deploy.models.loading import HEADS
 from mrem_deploy.numerics import Grid, dequantize, quantize
+from mrem_deploy.quant import artifact
+from mrem_deploy.quant.artifact import Artifact
 from mrem_deploy.quant.insert import prepare, quantize_hidden, replace_module
 from mrem_deploy.quant.layers import ATTENTION, Matmul, QuantEmbedding, QuantLinear, input_scale
 from mrem_deploy.quant.quantizers import LearnedScale
@@ -56,6 +62,61 @@ class FrozenModel:
     scales: dict[str, FrozenScale] = field(default_factory=dict)  # by activation point
     full: dict[str, torch.Tensor] = field(default_factory=dict)  # what stays full precision
     notes: dict[str, Any] = field(default_factory=dict)  # JSON for the manifest: recipe digest and so on
+
+    def build(self) -> PreTrainedModel:
+        """A runnable model of the Hugging Face class, in evaluation mode, on the CPU."""
+        return build(self)
+
+    def save(self, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
+        """Write the model into `folder`, with its tokenizer if given; `read` and `load` give it back."""
+        folder = Path(folder)
+        artifact.write(Artifact(self._manifest(), self._tensors(), self.config), folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        return folder
+
+    @classmethod
+    def read(cls, folder: str | Path) -> FrozenModel:
+        """The frozen model in a result folder; a UserError if the folder is not one."""
+        folder = Path(folder)
+        stored = artifact.read(folder)
+        manifest, tensors = stored.manifest, stored.tensors
+        frozen = cls(stored.config, manifest["head"], notes=manifest["notes"])
+        try:
+            for name, entry in manifest["weights"].items():
+                count = int(np.prod(entry["shape"]))
+                codes = unpack(tensors[f"codes/{name}"].numpy(), entry["bits"], count)
+                shaped = torch.from_numpy(codes).reshape(entry["shape"])
+                frozen.weights[name] = FrozenWeight(shaped, tensors[f"scale/{name}"], entry["bits"])
+            for name, entry in manifest["steps"].items():
+                frozen.scales[name] = FrozenScale(tensors[f"step/{name}"], Grid(**entry))
+        except KeyError as error:
+            raise UserError(
+                f"{folder / artifact.TENSORS} lacks the tensor {error}", "copy the entire result folder again"
+            ) from error
+        prefix = "full/"
+        frozen.full = {
+            name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)
+        }
+        return frozen
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """By the names of the artifact, with the codes packed."""
+        tensors: dict[str, torch.Tensor] = {}
+        for name, weight in self.weights.items():
+            tensors[f"codes/{name}"] = torch.from_numpy(pack(weight.codes.numpy().reshape(-1), weight.bits))
+            tensors[f"scale/{name}"] = weight.scale
+        for name, activation in self.scales.items():
+            tensors[f"step/{name}"] = activation.scale
+        return tensors | {f"full/{name}": value for name, value in self.full.items()}
+
+    def _manifest(self) -> dict[str, Any]:
+        weights = {
+            name: {"bits": weight.bits, "shape": list(weight.codes.shape)}
+            for name, weight in self.weights.items()
+        }
+        grids = {name: asdict(activation.grid) for name, activation in self.scales.items()}
+        return {"head": self.head, "weights": weights, "steps": grids, "notes": self.notes}
 
     def formula_mb(self) -> float:
         """Σ quantized elements · bits/8 + 4 bytes for the rest: the paper's way of counting."""
@@ -181,3 +242,8 @@ def build(frozen: FrozenModel) -> PreTrainedModel:
                 attention, product, Matmul(*(points.get(f"{name}.{product}.{s}") for s in ("left", "right")))
             )
     return model.requires_grad_(False)
+
+
+def load(folder: str | Path) -> PreTrainedModel:
+    """The quantized model of a result folder, in torch: call it like the original."""
+    return FrozenModel.read(folder).build()

@@ -74,9 +74,9 @@ class Result:
 
     def load(self) -> PreTrainedModel:
         """The quantized model in torch: call it like the original."""
-        from mrem_deploy.quant import artifact
+        from mrem_deploy.quant.frozen import load
 
-        return artifact.load(self.folder)
+        return load(self.folder)
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         from mrem_deploy.models.loading import load_tokenizer

@@ -43,7 +43,7 @@ def publish(
     """Save, export, validate and report, all into one new folder that replaces an older result."""
     recipe, evaluation = run.recipe, loaded.evaluation
     with atomic_folder(run.out) as folder:
-        artifact.save(frozen, folder)
+        frozen.save(folder)
         loaded.tokenizer.save_pretrained(folder)
         write_text(folder / RECIPE, recipe.to_yaml())
         onnx = None

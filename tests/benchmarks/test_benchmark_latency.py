@@ -26,8 +26,7 @@ from mrem_deploy.benchmarks.latency import lineup
 from mrem_deploy.benchmarks.latency import rivals as rivals
 from mrem_deploy.benchmarks.latency import subject as latency_subject
 from mrem_deploy.models.loading import load_model
-from mrem_deploy.quant import artifact
-from mrem_deploy.quant.frozen import freeze
+from mrem_deploy.quant.frozen import FrozenModel, freeze
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.train.student import make_student
 
@@ -155,7 +154,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Path:
     frozen = freeze(make_student(teacher, recipe, tokens), "sequence-classification")
     frozen.notes = {"bits": "4-4-8", "recipe_digest": recipe.digest()}
     (root / "result").mkdir()
-    artifact.save(frozen, root / "result")
+    frozen.save(root / "result")
     write_text(root / "result" / "recipe.yaml", recipe.to_yaml())
     return root
 
@@ -198,7 +197,7 @@ def test_an_exported_file_of_another_run_is_not_taken_for_ours(
 ) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(result / "result", folder)
-    frozen = artifact.read(folder)
+    frozen = FrozenModel.read(folder)
     subject: Any = SimpleNamespace(folder=folder)
     monkeypatch.setattr("mrem_deploy.export.export_onnx", lambda frozen, path, profile: path)
     made = tmp_path / "4-4-8-ort-cpu.onnx"

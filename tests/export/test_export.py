@@ -306,7 +306,7 @@ def test_large_models_put_their_tensors_beside_the_graph(
 @pytest.fixture(scope="module")
 def result_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("result")
-    artifact.save(frozen_model("bert"), folder)
+    frozen_model("bert").save(folder)
     return folder
 
 
@@ -394,7 +394,7 @@ BAD = {
 def test_bad_input_leaves_no_file(
     damage: Any, more: list[str], message: str, tmp_path: Path, capsys: Any
 ) -> None:
-    artifact.save(frozen_model("bert"), tmp_path)
+    frozen_model("bert").save(tmp_path)
     damage(tmp_path)
     before = sorted(tmp_path.iterdir())
     assert cli.run(__main__.main, [str(tmp_path), *more]) == cli.EXIT_USER_ERROR

@@ -20,7 +20,7 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.kernels import unpack
 from mrem_deploy.models.architectures import model_outputs
 from mrem_deploy.quant import artifact
-from mrem_deploy.quant.frozen import freeze
+from mrem_deploy.quant.frozen import FrozenModel, freeze
 from mrem_deploy.quant.spec import QuantSpec
 
 SPECS = [
@@ -42,7 +42,7 @@ def saved(
     _, student = tiny_pair(kind, head, spec)
     frozen = freeze(student, head)
     frozen.notes = {"bits": "2-2-8"}
-    artifact.save(frozen, folder)
+    frozen.save(folder)
     return student
 
 
@@ -69,8 +69,8 @@ def test_read_gives_back_every_tensor(tmp_path: Path) -> None:
     _, student = tiny_pair(spec=QuantSpec(3, 4, 8))
     frozen = freeze(student, "sequence-classification")
     frozen.notes = {"recipe_digest": "abc", "steps": 3}
-    artifact.save(frozen, tmp_path)
-    came = artifact.read(tmp_path)
+    frozen.save(tmp_path)
+    came = FrozenModel.read(tmp_path)
     assert came.head == frozen.head
     assert came.notes == frozen.notes
     assert came.config.to_dict()["num_hidden_layers"] == 3
@@ -92,7 +92,7 @@ def test_read_gives_back_every_tensor(tmp_path: Path) -> None:
 def test_integers_are_truly_packed_under_names_of_their_own(tmp_path: Path) -> None:
     _, student = tiny_pair(spec=QuantSpec(3, 2, 8))
     frozen = freeze(student, "sequence-classification")
-    artifact.save(frozen, tmp_path)
+    frozen.save(tmp_path)
     tensors = load_file(tmp_path / artifact.TENSORS)
     assert {name.partition("/")[0] for name in tensors} == {"codes", "scale", "step", "full"}
     for name, weight in frozen.weights.items():

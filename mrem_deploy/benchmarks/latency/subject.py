@@ -18,7 +18,6 @@ from mrem_deploy.data.encoded import Encoded
 from mrem_deploy.data.task_data import Columns, open_task, sample
 from mrem_deploy.data.texts import encode
 from mrem_deploy.models.loading import load_model, longest_input
-from mrem_deploy.quant import artifact
 from mrem_deploy.quant.frozen import FrozenModel, freeze
 from mrem_deploy.recipe import Recipe, from_yaml, make_recipe
 from mrem_deploy.train.student import make_student
@@ -53,7 +52,7 @@ class Subject:
 
 def from_folder(folder: Path, model: str | None, data: str | None, seed: int) -> Subject:
     """A result folder; `model` and `data` say where the original and its sentences are now, if they moved."""
-    frozen = artifact.read(folder)
+    frozen = FrozenModel.read(folder)
     recipe = _recipe(folder)
     original, tokenizer = _original(folder, recipe, frozen, model)
     tokens = _sentences(folder, recipe, tokenizer, data, seed)
