@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.units import MIB
 from mrem_deploy.export.profiles import INT2_OPSET, INT2_RUNTIME, PROFILES, find_profile
 
 EXAMPLES = """\
@@ -63,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     else:
         paths = export_all(frozen, Path(options.folder), names, options.opset)
     for path in paths:
-        size = path.stat().st_size / 2**20
+        size = path.stat().st_size / MIB
         print(f"{path}: {size:.1f} MiB (full precision {frozen.full_precision_mb():.1f} MiB)")
     return 0
 

@@ -1,4 +1,4 @@
-"""Small conveniences for writing ONNX nodes into a graph at one place."""
+"""Helper for writing ONNX nodes at one place of a graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CONTRIB = "com.microsoft"
 
 
 class Builder:
-    """Inserts nodes in front of an anchor node; equal constants are stored once."""
+    """Inserts nodes before an anchor node; equal constants are stored once."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
@@ -43,7 +43,7 @@ class Builder:
         return node.outputs[0] if outputs == 1 else node.outputs
 
     def initializer(self, tensor: ir.TensorProtocol) -> ir.Value:
-        """A stored tensor under its own name."""
+        """A stored tensor under its name."""
         value = ir.Value(
             name=tensor.name,
             type=ir.TensorType(tensor.dtype),
@@ -54,7 +54,7 @@ class Builder:
         return value
 
     def constant(self, array: Any, dtype: type[np.generic] | np.dtype, name: str) -> ir.Value:
-        """A small constant; the same numbers are shared under the name of their first use."""
+        """A constant; equal numbers are shared, under the name of their first use."""
         values = np.asarray(array, dtype=dtype)
         key = (str(values.dtype), values.tobytes(), values.shape)
         if key not in self._constants:
@@ -62,7 +62,7 @@ class Builder:
         return self._constants[key]
 
     def replace(self, node: ir.Node, value: ir.Value) -> None:
-        """Let every reader of a node's only output read `value`, and take the node out."""
+        """Let every reader of a node's only output read `value`, and remove the node."""
         output = node.outputs[0]
         for index, graph_output in enumerate(self.graph.outputs):
             if graph_output is output:

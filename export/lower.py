@@ -1,24 +1,24 @@
-"""Replace the markers of a skeleton by ONNX operators, as a profile writes them.
+"""Replace the markers of a skeleton by ONNX operators, in the form of a profile.
 
-The rules, all of them:
+All the rules:
 
-1. The input of every quantized linear passes QuantizeLinear → DequantizeLinear with the learned step; the
-   step of q, k and v is one, so their quantizer is written once.
+1. The input of every quantized linear passes QuantizeLinear → DequantizeLinear with the learned scale. q, k
+   and v share one scale, so their quantizer is written once.
 2. A weight is stored as its integers, (in, out) for MatMul, with its scale in DequantizeLinear.
-3. Activations travel in 8-bit types, symmetric ones shifted by a zero point of 128; codes of 4 bits behind a
-   Clip to their range, because no runtime has 4-bit products.
-4. Both operands of q·kᵀ and p·v are quantized like any other; the factor in front of the softmax is folded
-   into the scale that dequantizes q.
-5. Quantizers commute with Reshape and Transpose, so q, k and v are quantized before they are rearranged:
-   bytes are moved instead of floats.
-6. Biases are added in float, as (1, 1, N) to three axes: onnxruntime makes a float Gemm of other forms.
-7. Names: `hidden.i` is the output of block i (0: of the embeddings), `<step>.codes` a quantizer's integers.
+3. Activations are in 8-bit types, symmetric ones shifted by a zero point of 128. 4-bit codes follow a Clip to
+   their range, because no runtime has 4-bit matmuls.
+4. Both operands of q·kᵀ and p·v are quantized like any other. The factor before the softmax is folded into
+   the scale that dequantizes q.
+5. Quantizers commute with Reshape and Transpose, so q, k and v are quantized before they are rearranged: this
+   moves bytes instead of floats.
+6. Biases are added in float, as (1, 1, N) to three axes: onnxruntime turns other forms into a float Gemm.
+7. Names: `hidden.i` is the output of block i (0: of the embeddings), `<quantizer>.codes` are its integers.
    The graph's outputs have Hugging Face's names, so a bare encoder's last block is `last_hidden_state`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -42,8 +42,8 @@ class Codes:
     codes: ir.Value
     scale: ir.Value
     zero_point: ir.Value
-    step: float
-    offset: float = 0.0  # what a profile without zero points must add behind the product
+    scale_number: float  # the number in `scale`
+    offset: float = 0.0  # what a profile without zero points must add after the matmul
 
 
 class Lowering:
@@ -66,7 +66,7 @@ class Lowering:
             "Hidden": self._hidden,
         }
         for node in list(self.graph):
-            if node.domain == DOMAIN and node.graph is not None:  # a merged one is gone already
+            if node.domain == DOMAIN and node.graph is not None:  # merged ones are gone already
                 self.build.anchor = node
                 rules[node.op_type](node)
         self.graph.opset_imports.pop(DOMAIN, None)
@@ -75,26 +75,26 @@ class Lowering:
     # -- activations ---------------------------------------------------------------------------------------
 
     def _quantize(self, x: ir.Value, name: str) -> Codes | None:
-        """The integers of an activation, or None where it is not quantized."""
-        step = self.frozen.scales.get(name)
-        if step is None:
+        """The integers of an activation, or None if it is not quantized."""
+        frozen = self.frozen.scales.get(name)
+        if frozen is None:
             return None
         key = (x, name)
         if key not in self._quantized:
             moved, moves = _before_moves(x)
-            codes = self._quantize_here(moved, name, step)
+            codes = self._quantize_here(moved, name, frozen)
             value = codes.codes
             for number, move in enumerate(moves):
                 value = self.build.op(
                     move.op_type, value, *move.inputs[1:], name=f"{name}.moved.{number}",
                     **{key: attribute.value for key, attribute in move.attributes.items()},
                 )  # fmt: skip
-            self._quantized[key] = Codes(value, codes.scale, codes.zero_point, codes.step, codes.offset)
+            self._quantized[key] = replace(codes, codes=value)
         return self._quantized[key]
 
-    def _quantize_here(self, x: ir.Value, name: str, step: FrozenScale) -> Codes:
-        grid, build = step.grid, self.build
-        scale = step.scale.float().numpy().reshape(())
+    def _quantize_here(self, x: ir.Value, name: str, frozen: FrozenScale) -> Codes:
+        grid, build = frozen.grid, self.build
+        scale = frozen.scale.float().numpy().reshape(())
         low, high, offset = grid.low - grid.zero_point, grid.high - grid.zero_point, 0.0
         shift, kind = 128 if grid.signed else grid.zero_point, np.uint8
         if not self.profile.zero_points:
@@ -118,7 +118,7 @@ class Lowering:
         if name not in self._dequantized:
             scale = quantized.scale
             if factor != 1.0:
-                scale = self.build.constant(quantized.step * factor, np.float32, f"{name}.scaled")
+                scale = self.build.constant(quantized.scale_number * factor, np.float32, f"{name}.scaled")
             self._dequantized[name] = self.build.op(
                 "DequantizeLinear", quantized.codes, scale, quantized.zero_point, name=f"{name}.values"
             )
@@ -130,7 +130,7 @@ class Lowering:
         group = self._merge_with(node)
         names = [_name(member) for member in group]
         attention = self.found.shared_inputs.get(names[0])
-        step = f"{attention or names[0]}.input_quantizer"
+        quantizer = f"{attention or names[0]}.input_quantizer"
         title = names[0] if len(group) == 1 else f"{attention}.qkv"
         x = node.inputs[0]
         assert x is not None
@@ -138,9 +138,9 @@ class Lowering:
         if sentence:
             axis = self.build.constant([1], np.int64, "axis.1")
             x = self.build.op("Unsqueeze", x, axis, name=f"{title}.unsqueezed")
-        quantized = self._quantize(x, step)
+        quantized = self._quantize(x, quantizer)
         bias = self._bias(names, quantized.offset if quantized else 0.0)
-        y = self._product(title, names, x, quantized, step, bias)
+        y = self._product(title, names, x, quantized, quantizer, bias)
         if sentence:
             y = self.build.op("Squeeze", y, axis, name=f"{title}.squeezed")
         if len(group) == 1:
@@ -153,7 +153,7 @@ class Lowering:
             self.build.replace(member, part)
 
     def _merge_with(self, node: ir.Node) -> list[ir.Node]:
-        """The linears to write as one matrix: q, k and v where the profile merges them, else the one."""
+        """The linears to write as one matrix: q, k and v if the profile merges them, else this one."""
         attention = self.found.shared_inputs.get(_name(node))
         if not self.profile.merge_qkv or attention is None:
             return [node]
@@ -178,7 +178,7 @@ class Lowering:
         return (weight.codes if weight else self.frozen.full[f"{name}.weight"]).shape[0]
 
     def _bias(self, names: list[str], offset: float) -> np.ndarray | None:
-        """Biases side by side, with what a shifted input (rule of profiles without zero points) adds."""
+        """Biases side by side, plus what a shifted input adds (in profiles without zero points)."""
         parts = []
         for name in names:
             bias = self.frozen.full.get(f"{name}.bias")
@@ -200,7 +200,7 @@ class Lowering:
         names: list[str],
         x: ir.Value,
         quantized: Codes | None,
-        step: str,
+        quantizer: str,
         bias: np.ndarray | None,
     ) -> ir.Value:
         build = self.build
@@ -217,7 +217,7 @@ class Lowering:
         else:
             joined = np.concatenate([self._values(name).numpy() for name in names]).T
             matrix = build.constant(np.ascontiguousarray(joined), np.float32, f"{title}.weight")
-        operand = self._dequantize(quantized, step) if quantized else x
+        operand = self._dequantize(quantized, quantizer) if quantized else x
         y = build.op("MatMul", operand, matrix, name=f"{title}.product")
         if bias is None:
             return y
@@ -229,8 +229,8 @@ class Lowering:
         codes, scale, zero_point = self._integer_weight(title, weights)
         if not self.profile.cast_weights:
             return self.build.op("DequantizeLinear", codes, scale, zero_point, name=f"{title}.weight", axis=1)
-        # Beside a float activation onnxruntime would take DequantizeLinear for a request to quantize the
-        # activation to 8 bits as well; plain arithmetic it folds to floats when loading.
+        # With a float activation, onnxruntime would take DequantizeLinear for a request to quantize the
+        # activation to 8 bits as well. Plain arithmetic it folds to floats when loading.
         values = self.build.op("Cast", codes, name=f"{title}.weight.float", to=ir.DataType.FLOAT)
         if zero_point is not None:
             shift = self.build.constant(128, np.float32, "middle")
@@ -241,11 +241,11 @@ class Lowering:
         self, title: str, weights: list[FrozenWeight]
     ) -> tuple[ir.Value, ir.Value, ir.Value | None]:
         """Codes (in, out) as the profile stores them, their scale (one, or one per output channel) and
-        their zero point where they have one."""
+        their zero point, if they have one."""
         codes = np.concatenate([weight.codes.numpy() for weight in weights]).T
         if len(weights) == 1 and weights[0].scale.numel() == 1:
             scales = weights[0].scale.float().numpy().reshape(())
-        else:  # matrices side by side have a scale per channel, also where each has only one
+        else:  # matrices side by side have a scale per channel, even if each has only one
             scales = np.concatenate(
                 [np.broadcast_to(w.scale.float().numpy().reshape(-1), w.codes.shape[:1]) for w in weights]
             )
@@ -274,7 +274,7 @@ class Lowering:
             return
         kind = carrier(self.profile, weight.bits, self.opset)
         if kind == ir.DataType.UINT8:
-            kind = ir.DataType.INT8  # rows are looked up, not multiplied: no need for a zero point
+            kind = ir.DataType.INT8  # rows are looked up, not multiplied, so they need no zero point
         codes = self._stored(weight.codes.numpy(), kind, f"{name}.weight.codes")
         scales = weight.scale.float().numpy().reshape(-1)
         if self.profile.lookup_codes:
@@ -307,16 +307,16 @@ class Lowering:
         )
 
     def _matmul(self, name: str, left: ir.Value, right: ir.Value, factor: float = 1.0) -> ir.Value:
-        """left·right·factor with both operands quantized where they have steps."""
+        """left·right·factor, with operands quantized if they have scales."""
         build = self.build
         a, b = self._quantize(left, f"{name}.left"), self._quantize(right, f"{name}.right")
         if a is not None and b is not None and self.profile.contrib:
-            scale = build.constant(a.step * factor, np.float32, f"{name}.left.scaled")
+            scale = build.constant(a.scale_number * factor, np.float32, f"{name}.left.scaled")
             return build.op(
                 "MatMulIntegerToFloat", a.codes, b.codes, scale, b.scale, a.zero_point, b.zero_point,
                 name=name, domain=CONTRIB,
             )  # fmt: skip
-        # Without a quantizer on the left the factor has no scale to go into.
+        # Without a quantizer on the left there is no scale to fold the factor into.
         folded = factor if a is not None else 1.0
         first = self._dequantize(a, f"{name}.left", folded) if a is not None else left
         second = self._dequantize(b, f"{name}.right") if b is not None else right
@@ -334,7 +334,7 @@ class Lowering:
         return y
 
     def _gelu(self, node: ir.Node) -> None:
-        """x · Φ(x) by the error function, as the models have it."""
+        """x · Φ(x) by the error function, as in the models."""
         x, build = node.inputs[0], self.build
         assert x is not None
         name = f"{x.name}.gelu"
@@ -360,7 +360,7 @@ def _name(node: ir.Node) -> str:
 def _before_moves(x: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
     """The value before Reshape and Transpose nodes that only move elements, and those nodes in order.
 
-    Only where the rearranged floats have no other reader: they would be needed all the same."""
+    Only if nothing else reads the rearranged floats: otherwise they would be needed anyway."""
     moves: list[ir.Node] = []
     while True:
         node = x.producer()

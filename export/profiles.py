@@ -1,11 +1,11 @@
-"""For whom a model is exported: one row per profile, and nothing else that is specific to one.
+"""The export profiles: one row for each kind of reader.
 
-How a profile writes integers is data (carriers, zero points, forms of a few subgraphs); `lower.py`
-reads it and has no branch by a profile's name.
+How a profile writes integers is data (types, zero points, forms of a few subgraphs). `lower.py` reads it and
+has no branch on a profile's name.
 
-8-bit codes travel in UINT8 with a zero point wherever the reader allows one. On processors without VNNI
-onnxruntime multiplies by INT8 matrices in 16-bit sums that saturate: with codes over the whole range hardly
-any result is right. By UINT8 matrices it is exact and as fast. Codes of 4 bits and less never saturate.
+8-bit codes are stored in UINT8 with a zero point wherever the reader allows one. On processors without VNNI
+onnxruntime multiplies INT8 matrices with 16-bit sums that saturate: with codes over the full range hardly any
+result is right. With UINT8 matrices it is exact and as fast. Codes of 4 bits and less never saturate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mrem_deploy.base.errors import UserError
 INT2_OPSET = 25  # the first opset with INT2
 INT2_RUNTIME = "1.24.1"  # the first onnxruntime that reads it (there is no 1.24.0 on PyPI)
 INT4_OPSET = 21  # the first opset with INT4 and UINT4
-# IR version that belongs to an opset; a reader refuses a newer one than it knows.
+# The IR version that belongs to an opset; a reader refuses a newer one than it knows.
 IR_VERSIONS = {18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11, 24: 12, 25: 13}
 
 
@@ -28,12 +28,12 @@ class Profile:
     name: str
     file: str
     audience: str
-    opset: int  # raised where the weights' carrier needs more
-    oldest_runtime: str  # the onnxruntime that loads it at `opset`
+    opset: int  # raised if the type of the weights needs more
+    oldest_runtime: str  # the oldest onnxruntime that loads it at `opset`
     packed: bool = True  # weights below 8 bits in INT4/INT2, else in INT8
-    two_bit_types: bool = True  # INT2 where weights have 2 bits, else they travel in INT4
-    cast_weights: bool = False  # Cast(INT8) behind a packed initializer: folds at load, runs as integers
-    contrib: bool = False  # onnxruntime's own operators where they are faster
+    two_bit_types: bool = True  # 2-bit weights in INT2, else in INT4
+    cast_weights: bool = False  # Cast(INT8) after a packed initializer: folds at load, runs as integers
+    contrib: bool = False  # use onnxruntime's own operators where they are faster
     merge_qkv: bool = False
     lookup_codes: bool = False  # gather integer rows and scale them, instead of dequantizing the table
     zero_points: bool = True  # 8-bit codes in UINT8; False: in INT8 with zero point 0 only
@@ -55,7 +55,7 @@ PROFILES = {
         Profile(
             name="ort-cpu",
             file="model.onnx",
-            audience="onnxruntime on CPUs: integer products, packed file, the fastest",
+            audience="onnxruntime on CPUs: integer matmuls, packed file, the fastest",
             opset=21,
             oldest_runtime="1.23.0",  # older ones cannot cast INT4 to INT8
             cast_weights=True,
@@ -90,7 +90,7 @@ def find_profile(name: str) -> Profile:
 
 
 def choose_opset(profile: Profile, bits: set[int], asked: int | None) -> int:
-    """The opset to write: what was asked for, or the lowest at which every weight is packed."""
+    """The opset to write: the given one, or the lowest at which every weight is packed."""
     if asked is None:
         needs_int2 = profile.packed and profile.two_bit_types and 2 in bits
         return max(profile.opset, INT2_OPSET) if needs_int2 else profile.opset

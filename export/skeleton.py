@@ -1,8 +1,8 @@
-"""Trace a model once into its skeleton: an ONNX graph with a marker wherever quantization has a say.
+"""Trace a model into its skeleton: an ONNX graph with markers where quantization matters.
 
-Hugging Face's own forward code is traced, so positions, masks, rotary embeddings, relative biases and
-heads are never re-typed here. What a profile decides about stands in the graph as one node of our own
-domain, by the layer's name; `lower.py` replaces every one of them:
+The trace runs Hugging Face's own forward code, so positions, masks, rotary embeddings, relative biases and
+heads are not written a second time here. Whatever a profile decides is one marker in the graph, a node of our
+own domain with the layer's name; `lower.py` replaces every marker:
 
     mrem.Embedding(ids)                 the word embedding
     mrem.Linear(x)                      any linear but the head, with the quantizer of its input
@@ -10,8 +10,8 @@ domain, by the layer's name; `lower.py` replaces every one of them:
     mrem.Gelu(x)                        one operator from opset 20 on, five before
     mrem.Hidden(x)                      a name for the embeddings' output and for every block's
 
-The skeleton holds what stays full precision and none of the weights, so it is small. It is traced at the
-lowest opset that a profile asks for: none of its operators changed its meaning up to the highest.
+The skeleton holds what stays full precision but no quantized weights, so it is small. It is traced at the
+lowest opset of all profiles: none of its operators changes its meaning up to the highest.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OUTPUTS = {
 
 
 def _marker(op: str, inputs: tuple[torch.Tensor, ...], shape: Any, name: str, **more: float) -> torch.Tensor:
-    """One node of our domain in the traced graph; outside of a trace it cannot run."""
+    """One node of our domain in the traced graph; it runs only inside a trace."""
     return torch.onnx.ops.symbolic(
         f"{DOMAIN}::{op}", inputs, {"name": name, **more}, dtype=torch.float32, shape=shape, version=1
     )
@@ -81,7 +81,7 @@ def _attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The marker of attention, with the signature that transformers' registry asks for."""
+    """The marker of attention, with the signature that transformers' registry requires."""
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     batch, heads, tokens, width = query.shape
     inputs = (query, key, value) if attention_mask is None else (query, key, value, attention_mask)
@@ -91,7 +91,7 @@ def _attention(
 
 
 def _mask(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """Additive mask. Where every token may see every other, one row per sentence is enough: (B, 1, 1, T)
+    """Additive mask. If every token may attend to every other, one row per sentence is enough: (B, 1, 1, T)
     broadcasts over the queries, and nothing of size T² is made."""
     if kwargs.get("mask_function") is not bidirectional_mask_function:
         return eager_mask(*args, **kwargs)

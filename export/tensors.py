@@ -1,4 +1,4 @@
-"""Integer weights as ONNX initializers: the codes of the frozen model, packed, and nothing recomputed."""
+"""Integer weights as ONNX initializers: the codes of the frozen model, packed; nothing is recomputed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PACKED_BITS = {ir.DataType.INT2: 2, ir.DataType.INT4: 4}
 
 
 def carrier(profile: Profile, bits: int, opset: int) -> ir.DataType:
-    """The ONNX type that weights of `bits` travel in."""
+    """The ONNX type that stores weights of `bits`."""
     if profile.packed and bits == 2 and opset >= INT2_OPSET:
         return ir.DataType.INT2
     if profile.packed and bits <= 4 and opset >= INT4_OPSET:

@@ -1,7 +1,8 @@
-"""`python -m mrem_deploy.benchmark WHAT`: time and memory, measured on this machine.
+"""`mrem benchmark WHAT` (`python -m mrem_deploy.benchmark WHAT`): time and memory, measured on this machine.
 
-A new verb is a file in `mrem_deploy/benchmarks/` with `EXAMPLES`, `add_options(parser)` and
-`run(options) -> Result`, and a line in `VERBS`.
+To add one: a file in `mrem_deploy/benchmarks/` with `EXAMPLES`, `add_options(parser)` and
+`run(options) -> Result`, and a line in `VERBS`. The file is imported to build the parser, so it loads torch
+and runtimes only inside `run`; the measurement itself is in a second file, such as `step_job.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ VERBS = {
     "schedule": "MREM-P on many devices, simulated, against synchronous pipelines",
     "step": "a training step of a quantized module against the same step unquantized",
 }
-MODULES = {"latency": "latency.verb"}  # where the verb is not the module
+MODULES = {"latency": "latency.verb"}  # where the module has another name
 EXAMPLES = """\
 examples:
   python -m mrem_deploy.benchmark compare result --out results
@@ -42,7 +43,7 @@ def usage() -> str:
     return (
         "usage: mrem benchmark WHAT [options]\n\n"
         + "\n".join(lines)
-        + f"\n\n{EXAMPLES}\n`mrem benchmark WHAT --help` tells more"
+        + f"\n\n{EXAMPLES}\n`mrem benchmark WHAT --help` says more"
     )
 
 
@@ -70,13 +71,13 @@ def main(argv: list[str] | None = None) -> int:
     from mrem_deploy.benchmarks import output
 
     folder = output.check_folder(options.out)
-    if getattr(options, "threads", 0):  # of torch; a verb that times other runtimes has none
+    if getattr(options, "threads", 0):  # torch's; a benchmark of other runtimes has none
         torch.set_num_threads(options.threads)
     load = output.load_average()
     result = benchmark.run(options)
     print(f"{result.table}\n\n{result.summary}")
     if folder is not None:
-        for path in output.write(result, folder, machine.describe(), load):
+        for path in output.write(result, folder, machine.describe_machine(), load):
             print(f"written: {path}")
     return 0
 

@@ -1,6 +1,6 @@
 // The only file that knows Python. It checks what memory safety needs and releases the GIL around the
-// kernels; meaning (ranges of codes, messages for people) is checked in mrem_deploy/kernels. NumPy arrays and
-// not torch tensors cross this border, so that the extension does not depend on the version of torch.
+// kernels; mrem_deploy/kernels checks the rest (ranges of codes) with messages for people. It takes NumPy
+// arrays, not torch tensors, so that the extension does not depend on the version of torch.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -16,7 +16,7 @@ namespace py = pybind11;
 
 namespace {
 
-// Grows whenever a signature or meaning here changes; mrem_deploy/kernels/backends.py expects the same
+// Increase it whenever a signature or its meaning changes. mrem_deploy/kernels/backends.py expects the same
 // number, so that an extension left over from an older checkout is not used.
 constexpr int kInterface = 2;
 
@@ -77,7 +77,7 @@ void require_size(const char* name, const py::array& array, std::size_t expected
                                             " elements, but has " + std::to_string(array.size()));
 }
 
-// As `training.h` sees it. Dimensions are merged where memory allows, so that any contiguous array fits.
+// A view for training.h. Dimensions are merged where memory allows, so that any contiguous array fits.
 mrem::View view_of(const Floats& x) {
     require(x.size() > 0, "an empty array has nothing to quantize");
     mrem::View view{x.data(), {1, 1, 1}, {0, 0, 0}, 1};
@@ -120,7 +120,7 @@ mrem::Scales scales_of(const Plain& scales, const mrem::View& x, const Floats& a
     return {scales.data(), count};
 }
 
-// The view that per-row scales speak of: a row is the last dimension, even where it has size 1.
+// The view for scales per row: a row is the last dimension, even if its size is 1.
 mrem::View rows_of(const Floats& array, const mrem::View& x, std::size_t scales) {
     if (scales == 1) return x;
     const auto columns = static_cast<std::size_t>(array.shape(array.ndim() - 1));
@@ -223,7 +223,7 @@ void laq(const Plain& weight, const Plain& start, const std::optional<Plain>& di
               {static_cast<float>(low), static_cast<float>(high)}, iterations, per_row, alpha, threads);
 }
 
-// Name of every target that was compiled in, best first -> whether it can run here.
+// The name of every compiled target, best first -> whether it can run here.
 py::dict targets() {
     py::dict listed;
     for (const mrem::Target& target : mrem::targets()) {

@@ -1,8 +1,8 @@
 // What this processor and this operating system together can run.
 //
-// What a reader would get wrong: CPUID alone does not say that an instruction may be used. The operating
-// system must also save the wide registers when it switches threads, which XCR0 tells; on a virtual machine
-// or an old kernel the two differ, and the first wide instruction would then end the process.
+// Note: CPUID alone does not say that an instruction may be used. The operating system must also save the
+// wide registers when it switches threads, which XCR0 says. On a virtual machine or an old kernel the two can
+// differ, and the first wide instruction would then end the process.
 #pragma once
 
 namespace mrem {
@@ -17,7 +17,7 @@ struct CpuFeatures {
     bool avx512f() const { return cpuid_avx512f && os_avx512; }
 };
 
-// Asks once; all false where the processor is no x86.
+// Reads them once; all false if the processor is not x86.
 const CpuFeatures& cpu_features();
 
 }  // namespace mrem

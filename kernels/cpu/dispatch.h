@@ -1,5 +1,5 @@
-// Which instruction set runs: the first in order of priority that was compiled in and that this processor and
-// operating system support; the environment variable MREM_CPU_TARGET names another.
+// Which instruction set runs: the first in order of priority that was compiled and that this processor and
+// operating system support. The environment variable MREM_CPU_TARGET chooses another.
 #pragma once
 
 #include <string>
@@ -19,13 +19,13 @@ struct Target {
 // Best first; the last, "scalar", is portable.
 const std::vector<Target>& targets();
 
-// Throws std::invalid_argument, in words for people, if there is no such target or it cannot run here.
+// Throws std::invalid_argument with a message for people if there is no such target or it cannot run here.
 const Kernels& find_target(const std::string& name);
 
 // The kernels in use. Decided at the first call; throws as find_target does if MREM_CPU_TARGET is wrong.
 const Kernels& active_kernels();
 
-// From now on the kernels of that target, in all threads; throws as find_target does.
+// Switches all threads to that target; throws as find_target does.
 void use_target(const std::string& name);
 
 }  // namespace mrem

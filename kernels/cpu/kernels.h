@@ -1,23 +1,22 @@
 // The microkernels that training is built on: one table of functions for every instruction set.
 //
-// They know contiguous runs of floats and nothing else; shapes, strides, blocks and threads are in
-// training.cpp. The formulas are written once, in kernels_impl.h, and compiled per instruction set by
-// kernels_<isa>.cpp. All of them follow mrem_deploy/kernels/numpy_packing.py: a true division, round half to
-// even, NaN stays NaN.
+// They know only contiguous runs of floats; shapes, strides, blocks and threads are in training.cpp. The
+// formulas are written once, in kernels_impl.h, and compiled for each instruction set by kernels_<isa>.cpp.
+// All of them follow mrem_deploy/kernels/reference.py: a true division, round half to even, NaN stays NaN.
 //
-// What a reader would get wrong: every sum runs in sixteen float64 lanes on every instruction set (element i
-// belongs to lane i % 16) and the lanes are added in one fixed order. So a sum has the same bits on all of
-// them, portable code included.
+// Note: every sum runs in sixteen float64 lanes on every instruction set (element i belongs to lane i % 16),
+// and the lanes are added in one fixed order. So a sum has the same bits on all of them, portable code
+// included.
 //
-// Requires, of all: pointers to n floats each; an output may be one of the inputs, but not overlap otherwise.
+// All require: pointers to n floats each; an output may be one of the inputs, but not overlap otherwise.
 #pragma once
 
 #include <cstddef>
 
 namespace mrem {
 
-// The integers a quantizer may give: clamp(round(x / scale), low, high), with low <= 0 <= high. The zero
-// point is in the bounds already: low − z and high − z of the grid.
+// The integers of a quantizer: clamp(round(x / scale), low, high), with low <= 0 <= high. The bounds include
+// the zero point: they are low − z and high − z of the grid.
 struct Range {
     float low, high;
 };
@@ -34,7 +33,7 @@ struct Kernels {
     const char* name;
 
     // out = clamp(round(x / scale), low, high) · factor. A factor of 1 leaves the integers. With `past_cache`
-    // results go to memory directly: for a tensor that no cache would hold until it is read again.
+    // results go directly to memory: for a tensor that is too large to be read again from a cache.
     void (*quantize)(const float* x, std::size_t n, float scale, Range range, float factor, bool past_cache,
                      float* out);
 

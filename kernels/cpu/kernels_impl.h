@@ -1,8 +1,8 @@
 // The formulas, once, for a vector type V of sixteen floats (simd_<isa>.h); contracts are in kernels.h.
 //
-// What a reader would get wrong: everything here lies in an unnamed namespace, and no std:: function is
-// called. An inline function with a name of its own would be merged by the linker with its twin from another
-// file, and portable code would run the one compiled for AVX-512.
+// Note: everything here is in an unnamed namespace, and no std:: function is called. The linker would merge
+// an inline function with external linkage with its twin from another file, and portable code would then run
+// the one compiled for AVX-512.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kLanes = 16;
 
-// Sixteen elements, or the first few of them at the end of a run: then nothing beyond is read or written.
+// Sixteen elements, or the first few of them at the end of a run; nothing beyond is read or written.
 template <class V>
 struct Whole {
     typename V::F load(const float* from) const { return V::load(from); }
@@ -44,8 +44,8 @@ inline void by_lanes(std::size_t n, const Body& body) {
     if (i < n) body(i, Part<V>{n - i});
 }
 
-// The same, storing past the caches where `past_cache` and the alignment of `out` allow it. Only a constant
-// choice of the loop, not of each vector, costs nothing.
+// The same, storing past the caches if `past_cache` and the alignment of `out` allow it. The choice is made
+// for the entire loop, where it costs nothing, not for each vector.
 template <class V, class Body>
 inline void by_lanes(std::size_t n, bool past_cache, const float* out, const Body& body) {
     if (!past_cache || reinterpret_cast<std::uintptr_t>(out) % (kLanes * sizeof(float)) != 0) {
@@ -55,7 +55,7 @@ inline void by_lanes(std::size_t n, bool past_cache, const float* out, const Bod
     std::size_t i = 0;
     for (; i + kLanes <= n; i += kLanes) body(i, WholePastCache<V>{});
     if (i < n) body(i, Part<V>{n - i});
-    V::fence();  // such stores are not ordered with others: another thread may read next
+    V::fence();  // these stores are not ordered with others, and another thread may read next
 }
 
 // The lanes' sums in one fixed order.

@@ -1,11 +1,11 @@
-"""The training ops by the C++ extension: what `reference_ops` says, for float32 on the CPU.
+"""The training ops by the C++ extension, with the contract of `reference`, for float32 on the CPU.
 
-Elementwise work (quantizing, its gradients, scaling, sums) is C++, one pass each; products are torch's own
-float32 ones on the operands made there. Other types and devices go to the reference.
+Elementwise work (quantizing, its gradients, scaling, sums) is C++, one pass each; matmuls are torch's own, in
+float32, on the operands made there. Other types and devices go to the reference.
 
-What a reader would get wrong: nothing is kept from one call to the next. A product's backward pass gets X and
-W and quantizes them again, which costs a few percent of the product, and as much memory as one operand at a
-time: so the operand of dX is freed before that of dW is made.
+Note: nothing is kept from one call to the next. A matmul's backward pass quantizes X and W again, which costs
+a few percent of the matmul and the memory of one operand at a time: the operand of dX is freed before that of
+dW is made.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from mrem_deploy.kernels.quantized import Quantized
 from mrem_deploy.numerics import Grid
 
 Tensor = torch.Tensor
-MOST_STRIDED = 4  # dimensions of an array that the extension reads where it lies
+MOST_STRIDED = 4  # dimensions of an array that the extension reads in place
 
 
 def _load() -> Any:
     found = backends.extension()
     if found.module is None:
         raise ImportError(found.problem)
-    backends.active_target()  # explains a wrong MREM_CPU_TARGET before the first kernel would
+    backends.active_target()  # a wrong MREM_CPU_TARGET is an error here, not in the first kernel
     return found.module
 
 
@@ -34,7 +34,7 @@ _cpu = _load()
 
 
 def serves(*tensors: Tensor | None) -> bool:
-    """Whether all of them are what the extension computes with."""
+    """Whether the extension computes with all of them."""
     return all(t is None or (t.dtype == torch.float32 and t.device.type == "cpu") for t in tensors)
 
 
@@ -51,9 +51,9 @@ def _plain(x: Tensor) -> Any:
 
 
 def _readable(x: Tensor, rows: bool = False) -> Tensor:
-    """x itself where the extension can read it as it lies; per row it must be contiguous."""
-    as_it_lies = x.is_contiguous() or (not rows and 0 < x.dim() <= MOST_STRIDED and x.stride(-1) == 1)
-    return x if as_it_lies else x.contiguous()
+    """x itself if the extension can read it in place; for scales per row it must be contiguous."""
+    in_place = x.is_contiguous() or (not rows and 0 < x.dim() <= MOST_STRIDED and x.stride(-1) == 1)
+    return x if in_place else x.contiguous()
 
 
 def _bounds(grid: Grid) -> tuple[int, int]:
@@ -61,7 +61,7 @@ def _bounds(grid: Grid) -> tuple[int, int]:
 
 
 def _quantized(x: Tensor, scale: Tensor, grid: Grid, dequantize: bool) -> Tensor:
-    """The integers of x, or the numbers that they stand for; contiguous."""
+    """The integers of x, or the values that they stand for; contiguous."""
     out = torch.empty(x.shape)
     x = _readable(x, rows=scale.numel() != 1)
     _cpu.quantize(_array(x), _plain(scale), *_bounds(grid), dequantize, out.numpy(), torch.get_num_threads())

@@ -2,7 +2,7 @@
 //
 // Eight codes of b bits are exactly b bytes, so a group of eight codes is squeezed inside one 64-bit word:
 // lanes of one byte are merged in pairs to lanes of two, four and eight bytes. Unpacking runs the same steps
-// backwards. Only the last, incomplete group differs: it goes through a buffer of eight codes padded with
+// backwards. Only the last, incomplete group differs: it goes through a buffer of eight codes, padded with
 // zeros.
 #include "packing.h"
 

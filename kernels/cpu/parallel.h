@@ -5,7 +5,7 @@
 
 namespace mrem {
 
-// body(block) for every block; which thread takes which must not matter. `body` must not throw.
+// body(block) for every block, in any thread and order. `body` must not throw.
 template <class Body>
 void for_each_block(std::size_t blocks, int threads, const Body& body) {
 #ifdef _OPENMP

@@ -62,7 +62,7 @@ struct Avx2 {
         constexpr int kToEven = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
         return {_mm256_round_ps(x.a, kToEven), _mm256_round_ps(x.b, kToEven)};
     }
-    // min and max give their second operand where one is NaN: so x stands second, and NaN stays.
+    // min and max return their second operand if one is NaN. So x comes second, and NaN stays.
     static F clamp(F x, F low, F high) {
         return {_mm256_min_ps(high.a, _mm256_max_ps(low.a, x.a)),
                 _mm256_min_ps(high.b, _mm256_max_ps(low.b, x.b))};

@@ -31,7 +31,7 @@ struct Avx512 {
     static F div(F x, F y) { return _mm512_div_ps(x, y); }
     static F abs(F x) { return _mm512_abs_ps(x); }
     static F round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-    // min and max give their second operand where one is NaN: so x stands second, and NaN stays.
+    // min and max return their second operand if one is NaN. So x comes second, and NaN stays.
     static F clamp(F x, F low, F high) { return _mm512_min_ps(high, _mm512_max_ps(low, x)); }
     static M greater(F x, F y) { return _mm512_cmp_ps_mask(x, y, _CMP_GT_OQ); }
     static F where(M m, F yes, F no) { return _mm512_mask_blend_ps(m, no, yes); }

@@ -1,5 +1,5 @@
-// Sixteen floats in portable C++: the truth for the instruction sets, and what runs where none of them does.
-// The loops have a fixed length, so that compilers use whatever vectors the baseline has.
+// Sixteen floats in portable C++: the truth for the instruction sets, and the fallback where none of them
+// runs. The loops have a fixed length, so that compilers use the vectors of the baseline.
 #pragma once
 
 #include <math.h>  // nearbyintf itself: <cmath> would add an inline wrapper, see kernels_impl.h
@@ -41,7 +41,7 @@ struct Scalar {
     static void store_first(const F& a, float* to, std::size_t n) {
         for (std::size_t i = 0; i < n; ++i) to[i] = a.v[i];
     }
-    static void store_past_cache(const F& a, float* to) { store(a, to); }  // C++ has no word for it
+    static void store_past_cache(const F& a, float* to) { store(a, to); }  // C++ cannot express it
     static void fence() {}
     static F keep_first(const F& a, std::size_t n) {
         return each<F>([&](std::size_t i) { return i < n ? a.v[i] : 0.0f; });

@@ -52,7 +52,7 @@ void check_round_trip(int bits, std::size_t count, std::mt19937& random) {
     const int half = 1 << (bits - 1);
     std::uniform_int_distribution<int> draw(-half, half - 1);
     for (std::size_t i = 0; i < count; ++i) codes[i] = static_cast<std::int8_t>(draw(random));
-    for (std::size_t i = 0; i < size; ++i) packed[i] = 0xA5;  // whatever was there must not shine through
+    for (std::size_t i = 0; i < size; ++i) packed[i] = 0xA5;  // old contents must not show in the result
 
     mrem::pack(codes.get(), count, bits, packed.get());
     pack_bit_by_bit(codes.get(), count, bits, expected.get());

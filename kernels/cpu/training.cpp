@@ -1,5 +1,4 @@
-// The contract is in training.h; the formulas of TWN and LAQ are those of
-// mrem_deploy/kernels/numpy_packing.py.
+// The contract is in training.h; the formulas of TWN and LAQ are those of mrem_deploy/kernels/reference.py.
 #include "training.h"
 
 #include <algorithm>
@@ -14,8 +13,8 @@ constexpr std::size_t kBlock = 16384;                     // floats: 64 KiB, a f
 constexpr std::size_t kPastCache = std::size_t{1} << 21;  // floats: 8 MiB, more than a core's own caches
 constexpr double kTwnThreshold = 0.7;                     // Δ = 0.7 · mean|w|, the constant of the TWN paper
 
-// Rows in blocks of about kBlock floats. A contiguous tensor with one scale is one long run: it is cut anew,
-// into rows of kBlock floats, of which the last may be shorter.
+// Rows in blocks of about kBlock floats. A contiguous tensor with one scale is one long run, cut again into
+// rows of kBlock floats, of which the last may be shorter.
 class Blocks {
   public:
     Blocks(const View& x, bool one_scale) : view_(x), total_(x.size()), columns_(x.columns) {
@@ -92,7 +91,7 @@ float twn_threshold(double magnitudes, std::size_t count) {
     return static_cast<float>(kTwnThreshold * magnitudes / static_cast<double>(count));
 }
 
-// The mean of |w| above the threshold; 1 where nothing is.
+// The mean of |w| above the threshold; 1 if there is none.
 float twn_scale(const KeptSum& kept) {
     return kept.count > 0 ? static_cast<float>(kept.sum / kept.count) : 1.0f;
 }
@@ -103,7 +102,7 @@ float laq_start(float start, double magnitudes, std::size_t count) {
     return start * (mean > 0 ? mean : 1.0f);
 }
 
-// ΣD·w·b / ΣD·b², or the last α if that is no positive number.
+// ΣD·w·b / ΣD·b², or the last α if that is not positive.
 float laq_next(const LaqSums& sums, float alpha) {
     const bool usable = sums.denominator > 0 && sums.numerator > 0;
     return usable ? static_cast<float>(sums.numerator / sums.denominator) : alpha;
@@ -137,7 +136,7 @@ void quantize_backward(const Kernels& kernels, const float* grad, const View& x,
                        float* grad_x, float* grad_scale, int threads) {
     assert(scales.count == 1 || (scales.count == x.rows() && x.contiguous()));
     const Blocks blocks(x, scales.count == 1);
-    const bool past_cache = x.size() >= kPastCache && grad_x != grad;  // in place, the line is in the cache
+    const bool past_cache = x.size() >= kPastCache && grad_x != grad;  // in place, it is in the cache
     if (scales.count == 1) {
         const auto part = [&](const float* from, std::size_t offset, std::size_t n) {
             return kernels.quantize_backward(grad + offset, from, n, scales.at(0), range, past_cache,

@@ -1,10 +1,10 @@
-// The ops of training on whole tensors: shapes, strides, blocks and threads around the microkernels.
+// The training ops on entire tensors: shapes, strides, blocks and threads around the microkernels.
 //
 // Work is cut into blocks whose size does not depend on the number of threads, and partial sums are added in
-// the order of the blocks: one thread or many, the bits are the same.
+// the order of the blocks. So the number of threads does not change a bit of the result.
 //
-// What a reader would get wrong: "per row" is decided by the number of scales. One scale serves the whole
-// tensor, several serve one row each, and then the tensor must be contiguous.
+// Note: the number of scales decides "per row". One scale is for the entire tensor. Several scales are for
+// one row each, and then the tensor must be contiguous.
 #pragma once
 
 #include <array>

@@ -1,9 +1,8 @@
-"""Integers of a matrix in int8, made once for a product in which many tiles would make them again.
+"""Integers of a matrix in int8, made once for a matmul in which many tiles would make them again.
 
-An integer C = code − z of an unsigned 8-bit grid reaches from −z to 255 − z and may not fit int8. So C − d
-is carried, with d = 0 where C fits and d = 128 − z else, and the product corrects for d with the sums over
-each row. What a reader would get wrong: int8 has no NaN. A row with one is noted in `poison`, 0 or NaN for
-each row, which the product adds to its result.
+An integer C = code − z of an unsigned 8-bit grid is between −z and 255 − z and may not fit int8. So C − d is
+stored, with d = 0 if C fits and d = 128 − z otherwise, and the matmul corrects for d with the sums over each
+row. Note: int8 has no NaN. `poison` has 0 or NaN for each row, and the matmul adds it to its result.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ LARGEST_BLOCK = 512
 
 @triton.jit
 def carry(c, offset, inside):
-    """C − d as int8, 0 outside, where it must not count in a sum; and whether C is NaN."""
+    """C − d as int8, 0 outside of the matrix, so that sums do not count it; and whether C is NaN."""
     is_nan = (c != c) & inside
     return tl.where(inside & (c == c), c - offset, 0.0).to(tl.int8), is_nan
 
 
 @triton.jit
 def codes_kernel(
-    x_ptr,
-    scale_ptr,
-    threshold_ptr,
-    codes_ptr,
-    sums_ptr,
-    poison_ptr,
+    x_ptr,  # (rows, columns), any strides
+    scale_ptr,  # (1), or with stride_scale 1 (rows)
+    threshold_ptr,  # like scale; None unless ternary
+    codes_ptr,  # int8 (rows, columns), row-major: C − d
+    sums_ptr,  # int32 (rows): Σ(C − d)
+    poison_ptr,  # float32 (rows): 0, or NaN if the row has one
     rows,
     columns,
     stride_row,
@@ -72,7 +71,7 @@ def codes_kernel(
 
 
 class Range(NamedTuple):
-    """The integers C = code − z of a grid, and d, what is taken off them to fit int8."""
+    """The integers C = code − z of a grid, and the d that is subtracted to fit int8."""
 
     low: float
     high: float
@@ -84,7 +83,7 @@ class Range(NamedTuple):
 
 
 def int8_range(grid: Grid) -> Range | None:
-    """None where no offset makes them fit: more than 256 codes."""
+    """None if no offset makes them fit: more than 256 codes."""
     low, high = grid.low - grid.zero_point, grid.high - grid.zero_point
     if high - low > 255:
         return None
@@ -92,11 +91,11 @@ def int8_range(grid: Grid) -> Range | None:
 
 
 class Codes(NamedTuple):
-    """A matrix carried in int8, its sums over rows, and 0 or NaN for each row."""
+    """A matrix stored in int8, its sums over rows, and 0 or NaN for each row."""
 
-    carried: torch.Tensor
-    sums: torch.Tensor
-    poison: torch.Tensor
+    carried: torch.Tensor  # int8 (rows, columns)
+    sums: torch.Tensor  # int32 (rows)
+    poison: torch.Tensor  # float32 (rows)
 
 
 def make_codes(x: torch.Tensor, scale: torch.Tensor, threshold: torch.Tensor | None, span: Range) -> Codes:

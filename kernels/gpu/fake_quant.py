@@ -1,8 +1,8 @@
 """x̂ = s·(clamp(round(x/s) + z, low, high) − z), and LSQ's gradients, each in one pass over memory.
 
-The tensor is seen as rows, each with its own step; with one step for all it is a single long row. What a
-reader would get wrong: the step's gradient is no atomic sum. Each block leaves a partial one, and these are
-added in a fixed order, in float64 (rule 4 of `reference_ops`).
+The tensor is read as rows with a scale each; with one scale for all it is a single long row. Note: the
+gradient of a scale is not an atomic sum. Each block writes a partial sum, and these are added in a fixed
+order, in float64 (rule 4 of `reference`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,19 @@ from mrem_deploy.kernels.gpu.numerics import integers, lsq
 from mrem_deploy.kernels.gpu.partial_sums import add_partial_sums
 from mrem_deploy.numerics import Grid
 
-LARGEST_BLOCK = 2048  # elements: bound by memory, so one good size serves all
+LARGEST_BLOCK = 2048  # elements; limited by memory, so one size is good for all
 
 
 @triton.jit
-def fake_quant_kernel(x_ptr, scale_ptr, y_ptr, columns, low, high, BLOCK: tl.constexpr):
+def fake_quant_kernel(
+    x_ptr,  # (rows, columns), row-major
+    scale_ptr,  # (rows)
+    y_ptr,  # (rows, columns), row-major
+    columns,
+    low,
+    high,
+    BLOCK: tl.constexpr,
+):
     per_row = tl.cdiv(columns, BLOCK)
     row, block = tl.program_id(0) // per_row, tl.program_id(0) % per_row
     at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -34,7 +42,15 @@ def fake_quant_kernel(x_ptr, scale_ptr, y_ptr, columns, low, high, BLOCK: tl.con
 
 @triton.jit
 def fake_quant_backward_kernel(
-    grad_ptr, x_ptr, scale_ptr, grad_x_ptr, partial_ptr, columns, low, high, BLOCK: tl.constexpr
+    grad_ptr,  # (rows, columns), row-major
+    x_ptr,  # (rows, columns), row-major
+    scale_ptr,  # (rows)
+    grad_x_ptr,  # (rows, columns), row-major
+    partial_ptr,  # float64 (rows, blocks of a row): sums of the scale's gradient
+    columns,
+    low,
+    high,
+    BLOCK: tl.constexpr,
 ):
     per_row = tl.cdiv(columns, BLOCK)
     row, block = tl.program_id(0) // per_row, tl.program_id(0) % per_row
@@ -44,10 +60,10 @@ def fake_quant_backward_kernel(
     scale = tl.load(scale_ptr + row)
     x = tl.load(x_ptr + here, mask=inside, other=0.0).to(tl.float32)
     grad = tl.load(grad_ptr + here, mask=inside, other=0.0).to(tl.float32)
-    grad_x, by_step = lsq(grad, x, scale, low, high)
+    grad_x, by_scale = lsq(grad, x, scale, low, high)
     tl.store(grad_x_ptr + here, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
-    by_step = tl.where(inside, by_step, 0.0)  # 0/0 past the end where the step is 0
-    tl.store(partial_ptr + tl.program_id(0), tl.sum(by_step.to(tl.float64), axis=0))
+    by_scale = tl.where(inside, by_scale, 0.0)  # past the end it is 0/0 if the scale is 0
+    tl.store(partial_ptr + tl.program_id(0), tl.sum(by_scale.to(tl.float64), axis=0))
 
 
 def _layout(x: torch.Tensor, scale: torch.Tensor) -> tuple[int, int, int]:

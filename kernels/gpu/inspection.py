@@ -1,9 +1,8 @@
 """What the kernels compile to, on any machine: `python -m mrem_deploy.kernels.gpu.inspection sm_90`.
 
-The ops are called as in training, at the shapes of BERT-base, but every launch only compiles (see
-`launching`), in every tile of the list. Told are registers, spills, shared memory and matrix instructions.
-What a reader would get wrong: none of this is a measurement. A kernel that looks right here may still be
-slow.
+Calls the ops as training does, at the shapes of BERT-base, but every launch only compiles (see `launching`),
+with every tile of the list. Reports registers, spills, shared memory and matrix instructions. Note: none of
+this is a measurement. A kernel that looks right here may still be slow.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class Device:
-    """A target with what one block may use of it."""
+    """A target and what one block may use of it."""
 
     target: GPUTarget
     shared: int  # bytes of shared memory (LDS on AMD) that one block can have
@@ -71,7 +70,7 @@ class Report:
             f"{self.shared} B of shared memory, {device.shared} allowed": self.shared > device.shared,
             f"{self.registers} registers per thread, {device.registers} allowed": self.registers
             > device.registers,
-            f"{wide} registers per block, {device.register_file} there": wide > device.register_file,
+            f"{wide} registers per block, {device.register_file} allowed": wide > device.register_file,
             "an approximate division": any(re.search("approx|full", name) for name in self.divisions),
         }
         return [problem for problem, present in found.items() if present]
@@ -131,7 +130,7 @@ def calls() -> dict[str, Callable[[], object]]:
 
 
 def inspect(device: Device, call: str, run: Callable[[], object]) -> list[Report]:
-    """Compile what `run` would launch; a kernel that comes twice is told once."""
+    """Compile what `run` would launch; each kernel is reported once."""
     with compiling_for(device.target) as dry_run:
         run()
     different = {id(compiled.kernel): compiled for compiled in dry_run.compiled}
@@ -190,7 +189,7 @@ def _count(pattern: str, text: str) -> dict[str, int]:
 
 def inspect_all(name: str) -> list[Report]:
     if INTERPRETED:
-        raise UserError("TRITON_INTERPRET is set, and then nothing is compiled", "unset it")
+        raise UserError("TRITON_INTERPRET is set, so nothing would be compiled", "unset it")
     if name not in DEVICES:
         raise UserError(f"there is no target {name!r}", f"choose among {', '.join(DEVICES)}")
     return [report for call, run in calls().items() for report in inspect(DEVICES[name], call, run)]

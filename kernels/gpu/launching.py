@@ -1,8 +1,8 @@
-"""How kernels are started: on a GPU, in Triton's interpreter, or only compiled, for a GPU that is not there.
+"""How kernels are started: on a GPU, in Triton's interpreter, or only compiled, for a GPU that is absent.
 
-What a reader would get wrong: floating-point fusion is off for every kernel. A product that is rounded before
-the bias is added (rule 3 of `reference_ops`) differs from a fused one in the last bit, and a fused a·b + c in
-front of a rounding moves ties. Denormals are kept for the same reason.
+Note: floating-point fusion is off for every kernel. A product that is rounded before the bias is added (rule
+3 of `reference`) differs from a fused one in the last bit, and a fused a·b + c before a rounding moves ties.
+Denormals are kept for the same reason.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDAOptions
 from triton.runtime.driver import driver
 
-INTERPRETED = bool(knobs.runtime.interpret)  # read by triton.jit as it decorates: fixed from here on
+INTERPRETED = bool(knobs.runtime.interpret)  # triton.jit reads it when it decorates: fixed from here on
 KEEPS_DENORMALS = hasattr(CUDAOptions, "enable_reflect_ftz")  # older Tritons have no such option
-# Rows of a matrix per program, where rows are summed; the interpreter likes few programs.
+# Rows of a matrix per program, where rows are summed; the interpreter is faster with few programs.
 ROWS = 64 if INTERPRETED else 4
 
 
@@ -36,12 +36,12 @@ class Compiled(NamedTuple):
 
 @dataclass
 class DryRun:
-    """Launches become compilations for `target`; what they would have written stays uninitialised."""
+    """Launches only compile for `target`; their outputs stay uninitialised."""
 
     target: GPUTarget
     compiled: list[Compiled] = field(default_factory=list)
 
-    # What Triton asks of a driver while compiling.
+    # The driver's functions that Triton calls while compiling.
     def get_current_target(self) -> GPUTarget:
         return self.target
 
@@ -57,7 +57,7 @@ _dry_run: DryRun | None = None
 
 @contextmanager
 def compiling_for(target: GPUTarget) -> Iterator[DryRun]:
-    """Inside, ops on CPU tensors compile each kernel that they would launch, in every configuration."""
+    """Inside, ops on CPU tensors compile each kernel that they would launch, with every tile."""
     global _dry_run
     _dry_run = DryRun(target)
     before = driver._active
@@ -89,7 +89,7 @@ def launch(
         kernel[(programs,)](*arguments, **constants)
         return
     if vendor() == "cuda" and KEEPS_DENORMALS:
-        options["enable_reflect_ftz"] = False  # else division flushes denormals
+        options["enable_reflect_ftz"] = False  # otherwise division flushes denormals
     if _dry_run is not None:
         made = kernel.warmup(*arguments, grid=(programs,), **constants, **options)
         _dry_run.compiled.append(Compiled(kernel.__name__, constants, options, made))

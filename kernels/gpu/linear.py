@@ -1,7 +1,7 @@
 """Y = Q(X)·Q(W)ᵀ + b, and its gradients, which make the integers of X and W again.
 
-What a reader would get wrong: a weight's step for each row lies along the columns of Y, where it scales the
-finished sums, but along the summed dimension of dX = dY·Q(W), where it goes onto dY, not onto the integers.
+Note: a weight's scale for each row runs along the columns of Y, where it scales the finished sums, but along
+the summed dimension of dX = dY·Q(W), where it multiplies dY, not the integers.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from mrem_deploy.kernels.gpu.launching import blocks
 from mrem_deploy.kernels.gpu.products import Operand, as_batches, gradient, product
 from mrem_deploy.kernels.quantized import Quantized
 
-# Tiles of about 128 quantize what they read. Past this many that read the same element, codes are made once:
-# a true division and a rounding take the time of some thirty int8 products (docs/kernels-gpu.md).
+# Tiles of about 128 quantize what they read. If more than TILES_WORTH_CODES read the same element, codes are
+# made once: a true division and a rounding take the time of some thirty int8 products (docs/kernels-gpu.md).
 TILE, TILES_WORTH_CODES = 128, 2
 
 

@@ -1,8 +1,8 @@
 """Y = Q(A)·Q(B) over batches, attention's q·kᵀ and p·v, and its gradients.
 
-Both are activations with one step each, and both get LSQ's gradients. What a reader would get wrong: dB is
-computed as dBᵀ = dYᵀ·Q(A) and written through transposed strides, so that integers are always the right-hand
-operand; and transposed views of heads are read in place.
+Both operands are activations with one scale each, and both get LSQ's gradients. Note: dB is computed as
+dBᵀ = dYᵀ·Q(A) and written through transposed strides, so that integers are always the right-hand operand.
+Transposed views of heads are read in place.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Device code that all kernels share: the rules of `reference_ops` in Triton.
+"""Device code that all kernels share: the rules of `reference` in Triton.
 
-Four things a reader would get wrong:
+Note:
 
 * `x / s` in Triton is an approximate division; `tl.div_rn` is the true one.
 * There is no portable rounding. Adding and subtracting 1.5·2^23 rounds a float32 half to even, but only below
-  2^22: so clamp first, to integer bounds, which gives the same as clamping after.
-* Comparisons with NaN are false. Every `where` here is written so that NaN falls through and stays.
+  2^22. So clamp first, to integer bounds, which gives the same result as clamping afterwards.
+* Comparisons with NaN are false. Every `where` here is written so that NaN stays NaN.
 * Bounds arrive as low − z and high − z: integers are C = codes − z throughout, and z alone is never needed.
 """
 
@@ -42,7 +42,7 @@ def ternary(weight, threshold):
 
 @triton.jit
 def lsq(grad, x, scale, low, high):
-    """Gradient of x, and of the step by element; inside is where x/s moved by at most one half."""
+    """Gradient of x, and of the scale by element; an element is inside if x/s moved by at most one half."""
     ratio = tl.div_rn(x, scale)
     codes = round_half_even(clamp(ratio, low, high))
     moved = codes - ratio
@@ -52,7 +52,7 @@ def lsq(grad, x, scale, low, high):
 
 @triton.jit
 def dot_with_integers(grad, codes, sums, PRECISION: tl.constexpr):
-    """sums + grad·codes on tensor cores, where `codes` are integers of at most 8 bits and so exact in TF32.
+    """sums + grad·codes on tensor cores, where `codes` are integers of at most 8 bits, exact in TF32.
 
     "split": float32 as the sum of two TF32 numbers, each multiplied exactly; what is lost is below 2^-21 of
     an element. "tf32" drops the second. "ieee" is float32 hardware. 16-bit operands need none of this.

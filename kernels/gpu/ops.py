@@ -1,7 +1,7 @@
-"""The training ops on a GPU, with the names and signatures of `reference_ops`, whose contract they keep.
+"""The training ops by Triton kernels, with the contract of `reference`, on a GPU.
 
-What the kernels do not serve runs in plain torch on the same device, by the rules below: float64, grids of
-more than 256 codes in products, and sums of integers that could pass 2^31.
+What the kernels do not compute goes to the reference on the same device: float64, grids of more than 256
+codes in matmuls, and sums of integers that could exceed 2^31.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mrem_deploy.kernels.quantized import Quantized
 from mrem_deploy.numerics import Grid
 
 Tensor = torch.Tensor
-LARGEST_CODE = 2**22  # what `numerics.round_half_even` can round
+LARGEST_CODE = 2**22  # the largest number that `numerics.round_half_even` rounds
 LARGEST_SUM = 2**31 - 1
 
 

@@ -1,8 +1,7 @@
 """Sums over many blocks, the same in every run.
 
-Every block writes its own partial sum in float64; one program per result then adds them in a fixed order.
-What a reader would get wrong: atomics would save the second launch, and the last bits would differ from run
-to run.
+Every block writes its partial sum in float64; one program per result then adds them in a fixed order. Note:
+atomics would save the second launch, but the last bits would differ from run to run.
 """
 
 from __future__ import annotations
@@ -17,8 +16,12 @@ BLOCK = 1024
 
 
 @triton.jit
-def sum_of(pointer, count, BLOCK: tl.constexpr):
-    """The sum of `count` float64 numbers, one after another in strides of BLOCK, then as a tree."""
+def sum_of(
+    pointer,  # float64 (count)
+    count,
+    BLOCK: tl.constexpr,
+):
+    """The sum of `count` numbers: BLOCK running sums, then a tree."""
     sums = tl.zeros((BLOCK,), tl.float64)
     for start in range(0, count, BLOCK):
         at = start + tl.arange(0, BLOCK)
@@ -27,7 +30,12 @@ def sum_of(pointer, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def add_partial_sums_kernel(partial_ptr, result_ptr, count, BLOCK: tl.constexpr):
+def add_partial_sums_kernel(
+    partial_ptr,  # float64 (results, count), row-major
+    result_ptr,  # float32 (results)
+    count,
+    BLOCK: tl.constexpr,
+):
     result = tl.program_id(0)
     total = sum_of(partial_ptr + result.to(tl.int64) * count, count, BLOCK)
     tl.store(result_ptr + result, total.to(result_ptr.dtype.element_ty))

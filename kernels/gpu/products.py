@@ -1,15 +1,14 @@
-"""The two kernels behind `linear` and `matmul`: a product of integers, and a gradient times integers.
+"""The two kernels behind `linear` and `matmul`: integers times integers, and a gradient times integers.
 
     product   Y = (Ca·Cb)·(sa·sb) + bias          int8 tensor cores, int32 sums: exact, any order
-    gradient  dV = lsq(G·(C·s))                   float32 or 16 bits against integers, then LSQ where asked
+    gradient  dV = lsq(G·(C·s))                   float32 or 16 bits times integers, then LSQ on request
 
-All four gradients of the two ops are the second one: dX = dY·Q(W), dW = dYᵀ·Q(X), dA = dY·Q(B)ᵀ and dBᵀ =
-dYᵀ·Q(A); transposition is a matter of strides. Batches have an outer and an inner index, so that a head's
+The second serves all four gradients of the two ops: dX = dY·Q(W), dW = dYᵀ·Q(X), dA = dY·Q(B)ᵀ and
+dBᵀ = dYᵀ·Q(A); transposition only changes strides. Batches have an outer and an inner index, so that a head's
 view into (batch, token, head, feature) needs no copy.
 
-What a reader would get wrong: an element is quantized by every tile that reads it. That is cheap when there
-are a few tiles, as in attention, and dearer than the product itself when there are many; `linear` then
-makes int8 codes once, and the product reads these (CODES).
+Note: every tile quantizes the elements that it reads. That is cheap with few tiles, as in attention, but with
+many it costs more than the matmul; then `linear` makes int8 codes once, and the kernel reads these (CODES).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LONGEST_STRIDE = 2**31 // 256  # offsets within a tile have 32 bits, and no tile
 
 @triton.jit
 def tile_of(program, rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
-    """Batch, tile row and tile column. GROUP rows of tiles are walked together, for the sake of the cache."""
+    """Batch, tile row and tile column. GROUP rows of tiles run together, to reuse the cache."""
     down, across = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
     batch = program // (down * across)
     tile = program % (down * across)
@@ -44,17 +43,17 @@ def tile_of(program, rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def product_kernel(
-    a_ptr,  # (batch, M, K): values, or with CODES carried integers
-    b_ptr,  # (batch, K, N)
+    a_ptr,  # (batch, M, K), any strides: values, or with CODES int8 integers
+    b_ptr,  # (batch, K, N), any strides: like a
     y_ptr,  # (batch, M, N), row-major
     bias_ptr,  # (N) or None
-    a_scale_ptr,
-    b_scale_ptr,  # one, or with stride 1 one for each column of B
-    threshold_ptr,  # as b_scale; None unless B is ternary
-    a_sums_ptr,  # with CODES: sums and poison of each row of A and column of B
-    b_sums_ptr,
-    a_poison_ptr,
-    b_poison_ptr,
+    a_scale_ptr,  # (1)
+    b_scale_ptr,  # (1), or with stride_scale 1 (N)
+    threshold_ptr,  # like b_scale; None unless B is ternary
+    a_sums_ptr,  # int32 (M) with CODES: sums over the rows of A; otherwise None
+    b_sums_ptr,  # int32 (N) with CODES: sums over the columns of B; otherwise None
+    a_poison_ptr,  # float32 (M) with CODES: 0 or NaN; otherwise None
+    b_poison_ptr,  # float32 (N) with CODES: 0 or NaN; otherwise None
     M,
     N,
     K,
@@ -87,7 +86,7 @@ def product_kernel(
     first_m, first_n = tile_m.to(tl.int64) * BLOCK_M, tile_n.to(tl.int64) * BLOCK_N
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     in_m, in_n = first_m + m < M, first_n + n < N
-    # 64-bit starts, 32-bit steps within a tile.
+    # 64-bit starts, 32-bit offsets within a tile.
     a_start = a_ptr + outer * stride_a_outer + within * stride_a_inner + first_m * stride_am
     b_start = b_ptr + outer * stride_b_outer + within * stride_b_inner + first_n * stride_bn
     a_at = a_start + m[:, None] * stride_am + k[None, :] * stride_ak
@@ -148,14 +147,14 @@ def product_kernel(
 
 @triton.jit(do_not_specialize=("c_low", "c_high", "v_low", "v_high"))
 def gradient_kernel(
-    grad_ptr,  # (batch, H, R)
-    c_ptr,  # (batch, R, J): values that are quantized again
-    v_ptr,  # (batch, H, J): values whose gradient is wanted; read only with LSQ
-    out_ptr,  # (batch, H, J)
-    partial_ptr,  # float64 sums of the step's gradient: (programs), or for steps by row (H, tiles across)
-    c_scale_ptr,  # one, or with stride 1 one for each R
-    threshold_ptr,  # as c_scale; None unless C is ternary
-    v_scale_ptr,  # one, or with stride 1 one for each H
+    grad_ptr,  # (batch, H, R), any strides
+    c_ptr,  # (batch, R, J), any strides: values that are quantized again
+    v_ptr,  # (batch, H, J), any strides: values whose gradient is computed; read only with LSQ
+    out_ptr,  # (batch, H, J), any strides
+    partial_ptr,  # float64 (programs), or with V_SCALE_PER_ROW (H, tiles across): sums for v's scale
+    c_scale_ptr,  # (1), or with C_SCALE_PER_ROW (R)
+    threshold_ptr,  # like c_scale; None unless C is ternary
+    v_scale_ptr,  # (1), or with V_SCALE_PER_ROW (H)
     H,
     J,
     R,
@@ -208,21 +207,21 @@ def gradient_kernel(
         c_inside = in_r[:, None] & in_j[None, :]
         values = tl.load(c_at, mask=c_inside, other=0.0).to(tl.float32)
         if C_SCALE_PER_ROW:
-            # The scale varies along the sum, and on the integers it would cost their exactness.
+            # The scale varies along the sum; multiplying the integers by it would make them inexact.
             scale = tl.load(c_scale_ptr + start + r, mask=in_r, other=1.0)
             grad = grad.to(tl.float32) * scale[None, :]
-            step = scale[:, None]
+            row_scale = scale[:, None]
         else:
-            step = c_scale
+            row_scale = c_scale
         if threshold_ptr is None:
-            c = integers(values, step, c_low, c_high)
+            c = integers(values, row_scale, c_low, c_high)
         else:
             if C_SCALE_PER_ROW:
                 threshold = tl.load(threshold_ptr + start + r, mask=in_r, other=0.0)[:, None]
             else:
                 threshold = tl.load(threshold_ptr)
             c = ternary(values, threshold)
-        c = tl.where(c_inside, c, 0.0)  # 0/0 past the end where the step is 0
+        c = tl.where(c_inside, c, 0.0)  # past the end it is 0/0 if the scale is 0
         sums = dot_with_integers(grad, c.to(grad.dtype), sums, PRECISION)
         g_at += BLOCK_K * stride_gr
         c_at += BLOCK_K * stride_cr
@@ -238,25 +237,25 @@ def gradient_kernel(
             v_scale = tl.load(v_scale_ptr + first_i + i, mask=in_i, other=1.0)[:, None]
         else:
             v_scale = tl.load(v_scale_ptr)
-        sums, by_step = lsq(sums, v, v_scale, v_low, v_high)
-        by_step = tl.where(inside, by_step, 0.0).to(tl.float64)
+        sums, by_scale = lsq(sums, v, v_scale, v_low, v_high)
+        by_scale = tl.where(inside, by_scale, 0.0).to(tl.float64)
         if V_SCALE_PER_ROW:
             across = tl.cdiv(J, BLOCK_N)
-            tl.store(partial_ptr + (first_i + i) * across + tile_j, tl.sum(by_step, axis=1), mask=in_i)
+            tl.store(partial_ptr + (first_i + i) * across + tile_j, tl.sum(by_scale, axis=1), mask=in_i)
         else:
-            tl.store(partial_ptr + program, tl.sum(tl.sum(by_step, axis=1), axis=0))
+            tl.store(partial_ptr + program, tl.sum(tl.sum(by_scale, axis=1), axis=0))
     out_start = out_ptr + outer * stride_o_outer + within * stride_o_inner
     out_at = out_start + (first_i + i)[:, None] * stride_oi + (first_j + j)[None, :] * stride_oj
     tl.store(out_at, sums.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 class Operand(NamedTuple):
-    """Matrices with how they are quantized: steps, the range of the integers, ternary or not."""
+    """Matrices and how they are quantized: scales, the range of the integers, ternary or not."""
 
     values: torch.Tensor  # (outer, inner, rows, columns), any strides
-    scale: torch.Tensor
+    scale: torch.Tensor  # (1) or (rows)
     span: Range
-    threshold: torch.Tensor | None = None
+    threshold: torch.Tensor | None = None  # like scale
 
     @classmethod
     def of(cls, x: torch.Tensor, how: Quantized) -> Operand:
@@ -276,7 +275,7 @@ class Operand(NamedTuple):
 
 
 def as_batches(x: torch.Tensor) -> torch.Tensor:
-    """(outer, inner, rows, columns); a view, unless batch dimensions do not merge or steps are too long."""
+    """(outer, inner, rows, columns); a view, unless batch dimensions do not merge or strides are too long."""
     x = x.reshape(-1, *x.shape[-3:]) if x.dim() > 4 else x[(None,) * (4 - x.dim())]
     return x if max(x.stride()[-2:]) <= LONGEST_STRIDE else x.contiguous()
 
@@ -321,9 +320,9 @@ def product(
 def gradient(
     grad: torch.Tensor, quantized: Operand, of: Operand, out: torch.Tensor, learned: bool
 ) -> torch.Tensor | None:
-    """out = G·Q(C), with LSQ's mask where the step of `of` is learned; then also that step's gradient.
+    """out = G·Q(C), with LSQ's mask if the scale of `of` is learned; then returns that scale's gradient.
 
-    G (…, H, R), C (…, R, J) with steps along R, `of` and out (…, H, J) with steps along H.
+    G (…, H, R), C (…, R, J) with scales along R, `of` and out (…, H, J) with scales along H.
     """
     outer, inner, rows, summed = grad.shape
     columns = out.shape[-1]
@@ -358,7 +357,7 @@ def gradient(
 
 
 def _precision(dtype: torch.dtype, scale_per_row: bool) -> str:
-    """How `dot_with_integers` multiplies. TF32 alone is torch's own switch, off unless the user sets it."""
+    """How `dot_with_integers` multiplies. TF32 alone only if the user sets torch's own switch."""
     if vendor() == "hip" or (dtype != torch.float32 and not scale_per_row):
         return "ieee"
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "split"

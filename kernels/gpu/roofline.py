@@ -1,11 +1,10 @@
-"""Lower bounds on the time of each product of BERT-base: `python -m mrem_deploy.kernels.gpu.roofline`.
+"""Lower bounds on the time of each matmul of BERT-base: `python -m mrem_deploy.kernels.gpu.roofline`.
 
-Estimates, not measurements: operations and bytes counted from shapes, divided by what the makers publish
-for the hardware; the larger of the two times is the bound. Bytes count every tensor once, as if all tiles
-found it in the cache. What a reader would get wrong: quantizing has a bound of its own. A true division,
-clamp and rounding take about QUANTIZE instructions of the ordinary float units, which are some thirty times
-slower than the matrix units; and an element is quantized by every tile that reads it, unless codes are made
-once.
+Estimates, not measurements: operations and bytes counted from shapes, divided by the published peaks of the
+hardware; the largest time is the bound. Bytes count every tensor once, as if all tiles found it in the cache.
+Note: quantizing has a separate bound. A true division, clamp and rounding take about QUANTIZE instructions of
+the ordinary float units, which are some thirty times slower than the matrix units; and every tile quantizes
+the elements that it reads, unless codes are made once.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import argparse
 import math
 from dataclasses import dataclass
 
-QUANTIZE = 20  # instructions for one element, most of them the division's
+QUANTIZE = 20  # instructions for one element, most of them for the division
 TILE = 128
 
 
@@ -42,14 +41,14 @@ class Work:
     operations: float  # of the matrix units, in `unit`
     unit: str
     bytes: float
-    quantized: float  # elements, as often as each is quantized
+    quantized: float  # elements, counted each time they are quantized
 
     @property
     def intensity(self) -> float:
         return self.operations / self.bytes
 
     def times(self, hardware: Hardware) -> dict[str, float]:
-        """Microseconds, by what takes them."""
+        """Microseconds, by the unit that is the limit."""
         return {
             "matrix": self.operations / (getattr(hardware, self.unit) * 1e6),
             "memory": self.bytes / (hardware.memory * 1e3),
@@ -86,7 +85,7 @@ class Product:
         )
         # Codes are written once and read once, a byte each.
         codes = Work(f"{self.name}, codes", operations, "int8", 6 * (left + right) + 4 * result, left + right)
-        # A float32 is multiplied as two TF32 numbers; the epilogue divides as well, and reads what it masks.
+        # A float32 is multiplied as two TF32 numbers; the epilogue also divides, and reads what it masks.
         by_left = Work(
             f"{self.name}, gradient of the left",
             2 * operations,

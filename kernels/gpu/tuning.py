@@ -1,11 +1,11 @@
-"""Which tile a product uses: data, and a choice by measurement that is remembered.
+"""Which tile a matmul uses: lists of tiles, and a choice by measurement that is remembered.
 
-On a GPU every tile of the list is timed once for each kernel, type, device and size (rounded up to powers
-of two), and the choice kept in memory and in the cache folder. In the interpreter there is one tile; in a
-dry run all are compiled. MREM_TUNE=0 takes the first of the list unmeasured.
+On a GPU every tile of a list is timed once for each kernel, type, device and size (rounded up to powers of
+two); the choice is kept in memory and in the cache folder. The interpreter has one tile; a dry run compiles
+all. MREM_TUNE=0 takes the first of the list without timing.
 
-What a reader would get wrong: the choice changes the speed and, in gradients, the order of sums; the forward
-product is exact and the same for all tiles.
+Note: the choice changes the speed and, in gradients, the order of sums. The forward matmul is exact and the
+same for all tiles.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VARIABLE = "MREM_TUNE"
 
 @dataclass(frozen=True)
 class Tile:
-    """m × n results per program, k summed at a time; warps, depth of the pipeline, tiles walked together."""
+    """m × n results per program, k summed at a time; warps, pipeline stages, tile rows that run together."""
 
     m: int
     n: int
@@ -51,7 +51,7 @@ class Tile:
         return f"{self.m}x{self.n}x{self.k}w{self.warps}s{self.stages}"
 
 
-# "codes" multiplies int8 codes, "product" quantizes as it reads, "gradient" is the backward one.
+# "codes" multiplies int8 codes, "product" quantizes what it reads, "gradient" is for the backward pass.
 TILES: dict[str, dict[str, tuple[Tile, ...]]] = {
     "cuda": {
         "codes": (Tile(128, 128, 64, 8, 3), Tile(128, 64, 64, 4, 4), Tile(64, 64, 64, 4, 4)),
@@ -64,22 +64,21 @@ TILES: dict[str, dict[str, tuple[Tile, ...]]] = {
         "gradient": (Tile(128, 64, 32, 8, 2), Tile(64, 64, 32, 4, 2)),
     },
 }
-INTERPRETER_TILE = Tile(
-    64, 64, 64, 1, 1
-)  # small enough for several tiles in a test, large enough to be quick
+# Small enough for several tiles in a test, large enough to be quick.
+INTERPRETER_TILE = Tile(64, 64, 64, 1, 1)
 
 
 def choose(
     kernel: str, sizes: tuple[int, ...], like: torch.Tensor, variant: str, run: Callable[[Tile], object]
 ) -> Tile:
-    """The tile for one product; `run` launches it with a given tile and may be called many times."""
+    """The tile for one matmul; `run` launches it with a given tile and may be called many times."""
     if INTERPRETED:
         return INTERPRETER_TILE
     tiles = TILES[vendor()][kernel]
     if is_dry_run():
         for tile in tiles[1:]:
             run(tile)
-        return tiles[0]  # the caller goes on with this one
+        return tiles[0]  # the caller runs this one
     if os.environ.get(VARIABLE) == "0" or torch.cuda.is_current_stream_capturing():
         return tiles[0]
     name = torch.cuda.get_device_name(like.device)
@@ -91,7 +90,7 @@ def choose(
 def _milliseconds(call: Callable[[], object]) -> float:
     try:
         return float(triton.testing.do_bench(call, return_mode="median"))
-    except triton.OutOfResources:  # a smaller GPU than the lists were made for
+    except triton.OutOfResources:  # this GPU is smaller than the lists assume
         return math.inf
 
 
@@ -102,7 +101,7 @@ def remembered(device: str) -> Choices:
 
 
 class Choices:
-    """Choices of one device, in memory and in a file that is written whole or not at all."""
+    """Choices of one device, in memory and in a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -110,7 +109,7 @@ class Choices:
 
     def tile(self, key: str, tiles: tuple[Tile, ...], time: Callable[[Tile], float]) -> Tile:
         by_name = {str(tile): tile for tile in tiles}
-        if self.known.get(key) not in by_name:  # new, or from a version with another list
+        if self.known.get(key) not in by_name:  # new, or from a version with other tiles
             times = {name: time(tile) for name, tile in by_name.items()}
             best = min(times, key=lambda name: times[name])
             if math.isinf(times[best]):
@@ -122,13 +121,13 @@ class Choices:
     def _write(self) -> None:
         try:
             write_json(self.path, self.known)
-        except UserError:  # a cache that cannot be written costs time only: the next process measures again
+        except UserError:  # without the file the next process only has to measure again
             return
 
 
 def _read(path: Path) -> dict[str, str]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # not there yet, or damaged: measured again
+    except (OSError, ValueError):  # missing or damaged: measure again
         return {}
     return {str(key): str(name) for key, name in found.items()} if isinstance(found, dict) else {}

@@ -1,10 +1,9 @@
-"""Scales of weights: TWN's threshold and α, LAQ's alternation. Formulas: `reference_ops.twn` and `.laq`.
+"""Scales of weights: TWN's threshold and α, LAQ's alternation. Formulas: `reference.twn` and `reference.laq`.
 
-With a scale for each row, one program does everything for its rows. With one scale, the tensor is cut into
-at most SPANS spans, whose float64 partial sums a small kernel adds in a fixed order before it takes the
-next step. The device functions know only spans: where each starts and stops. What a reader would get wrong:
-a Python constant is a float32 in a kernel. 0.7 is written 7/10 in float64, which gives the same double as
-Python's 0.7.
+With a scale for each row, one program does everything for its rows. With one scale, the tensor is cut into at
+most SPANS spans; a small kernel adds their float64 partial sums in a fixed order and computes what the next
+kernel needs. The device functions know only where each span starts and stops. Note: a Python constant is a
+float32 in a kernel. 0.7 is written 7/10 in float64, which gives the same double as Python's 0.7.
 """
 
 from __future__ import annotations
@@ -19,13 +18,19 @@ from mrem_deploy.kernels.gpu.partial_sums import sum_of
 from mrem_deploy.numerics import Grid
 
 ROW_BLOCK = 256
-SPANS = 256  # of a whole tensor: about two programs for each multiprocessor
+SPANS = 256  # of an entire tensor: about two programs for each multiprocessor
 SPAN_BLOCK = 1024
 SPAN_TILE = {"ROWS": 1, "BLOCK": SPAN_BLOCK}
 
 
 @triton.jit
-def load_block(pointer, start, stop, at, BLOCK: tl.constexpr):
+def load_block(
+    pointer,  # the flat tensor
+    start,  # (ROWS): where each span starts
+    stop,  # (ROWS)
+    at,
+    BLOCK: tl.constexpr,
+):
     """One block of each span, `at` elements after its start, zeros past its end: (ROWS, BLOCK)."""
     here = start[:, None] + at + tl.arange(0, BLOCK)[None, :]
     inside = here < stop[:, None]
@@ -33,7 +38,14 @@ def load_block(pointer, start, stop, at, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def magnitudes(weight_ptr, start, stop, length, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def magnitudes(
+    weight_ptr,  # the flat tensor
+    start,  # (ROWS)
+    stop,  # (ROWS)
+    length,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Σ|w|"""
     total = tl.zeros((ROWS, BLOCK), tl.float64)
     for at in range(0, length, BLOCK):
@@ -43,8 +55,16 @@ def magnitudes(weight_ptr, start, stop, length, ROWS: tl.constexpr, BLOCK: tl.co
 
 
 @triton.jit
-def kept_magnitudes(weight_ptr, start, stop, length, threshold, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Σ|w| and how many, over |w| > Δ. A NaN is not above Δ, but NaN·0 is NaN: so it is added."""
+def kept_magnitudes(
+    weight_ptr,  # the flat tensor
+    start,  # (ROWS)
+    stop,  # (ROWS)
+    length,
+    threshold,  # (ROWS)
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Σ|w| and the count, over |w| > Δ. A NaN is not above Δ, but NaN·0 is NaN, so it is added."""
     total = tl.zeros((ROWS, BLOCK), tl.float64)
     count = tl.zeros((ROWS, BLOCK), tl.float64)
     for at in range(0, length, BLOCK):
@@ -58,12 +78,12 @@ def kept_magnitudes(weight_ptr, start, stop, length, threshold, ROWS: tl.constex
 
 @triton.jit
 def laq_sums(
-    weight_ptr,
-    diagonal_ptr,
-    start,
-    stop,
+    weight_ptr,  # the flat tensor
+    diagonal_ptr,  # like weight, or None
+    start,  # (ROWS)
+    stop,  # (ROWS)
     length,
-    alpha,
+    alpha,  # (ROWS)
     low,
     high,
     zero_point,
@@ -94,7 +114,7 @@ def twn_threshold(total, count):
 
 @triton.jit
 def twn_alpha(total, kept):
-    """A tensor of zeros keeps nothing; its scale is 1."""
+    """In a tensor of zeros nothing is kept; its scale is 1."""
     return tl.where(kept > 0, total / tl.maximum(kept, 1.0), 1.0).to(tl.float32)
 
 
@@ -106,7 +126,7 @@ def laq_start(start, total, count):
 
 @triton.jit
 def laq_step(alpha, numerator, denominator):
-    """A step whose sums give no positive α keeps the last one."""
+    """An alternation whose sums give no positive α keeps the last one."""
     usable = (denominator > 0) & (numerator > 0)
     found = numerator / tl.where(usable, denominator, 1.0)
     return tl.where(usable, found.to(tl.float32), alpha)
@@ -117,7 +137,13 @@ def laq_step(alpha, numerator, denominator):
 
 @triton.jit
 def twn_rows_kernel(
-    weight_ptr, threshold_ptr, alpha_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    weight_ptr,  # (rows, columns), row-major
+    threshold_ptr,  # (rows)
+    alpha_ptr,  # (rows)
+    rows,
+    columns,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     start = row * columns
@@ -130,10 +156,10 @@ def twn_rows_kernel(
 
 @triton.jit
 def laq_rows_kernel(
-    weight_ptr,
-    diagonal_ptr,
-    start_ptr,
-    alpha_ptr,
+    weight_ptr,  # (rows, columns), row-major
+    diagonal_ptr,  # like weight, or None
+    start_ptr,  # (1), or with stride_start 1 (rows)
+    alpha_ptr,  # (rows)
     rows,
     columns,
     stride_start,
@@ -161,7 +187,14 @@ def laq_rows_kernel(
 
 
 @triton.jit
-def magnitude_spans_kernel(weight_ptr, partial_ptr, count, span, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def magnitude_spans_kernel(
+    weight_ptr,  # (count)
+    partial_ptr,  # float64 (spans)
+    count,
+    span,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     number = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     start = number.to(tl.int64) * span
     total = magnitudes(weight_ptr, start, tl.minimum(start + span, count), span, ROWS, BLOCK)
@@ -169,13 +202,26 @@ def magnitude_spans_kernel(weight_ptr, partial_ptr, count, span, ROWS: tl.conste
 
 
 @triton.jit
-def twn_threshold_kernel(partial_ptr, threshold_ptr, count, spans, BLOCK: tl.constexpr):
+def twn_threshold_kernel(
+    partial_ptr,  # float64 (spans)
+    threshold_ptr,  # (1)
+    count,
+    spans,
+    BLOCK: tl.constexpr,
+):
     tl.store(threshold_ptr, twn_threshold(sum_of(partial_ptr, spans, BLOCK), count))
 
 
 @triton.jit
 def kept_spans_kernel(
-    weight_ptr, threshold_ptr, partial_ptr, count, span, spans, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    weight_ptr,  # (count)
+    threshold_ptr,  # (1)
+    partial_ptr,  # float64 (2, spans): sums, counts
+    count,
+    span,
+    spans,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     number = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     start = number.to(tl.int64) * span
@@ -187,22 +233,34 @@ def kept_spans_kernel(
 
 
 @triton.jit
-def twn_alpha_kernel(partial_ptr, alpha_ptr, spans, BLOCK: tl.constexpr):
+def twn_alpha_kernel(
+    partial_ptr,  # float64 (2, spans): sums, counts
+    alpha_ptr,  # (1)
+    spans,
+    BLOCK: tl.constexpr,
+):
     total, kept = sum_of(partial_ptr, spans, BLOCK), sum_of(partial_ptr + spans, spans, BLOCK)
     tl.store(alpha_ptr, twn_alpha(total, kept))
 
 
 @triton.jit
-def laq_start_kernel(partial_ptr, start_ptr, alpha_ptr, count, spans, BLOCK: tl.constexpr):
+def laq_start_kernel(
+    partial_ptr,  # float64 (spans)
+    start_ptr,  # (1)
+    alpha_ptr,  # (1)
+    count,
+    spans,
+    BLOCK: tl.constexpr,
+):
     tl.store(alpha_ptr, laq_start(tl.load(start_ptr), sum_of(partial_ptr, spans, BLOCK), count))
 
 
 @triton.jit
 def laq_spans_kernel(
-    weight_ptr,
-    diagonal_ptr,
-    alpha_ptr,
-    partial_ptr,
+    weight_ptr,  # (count)
+    diagonal_ptr,  # (count) or None
+    alpha_ptr,  # (1)
+    partial_ptr,  # float64 (2, spans): numerators, denominators
     count,
     span,
     spans,
@@ -224,7 +282,12 @@ def laq_spans_kernel(
 
 
 @triton.jit
-def laq_step_kernel(partial_ptr, alpha_ptr, spans, BLOCK: tl.constexpr):
+def laq_step_kernel(
+    partial_ptr,  # float64 (2, spans): numerators, denominators
+    alpha_ptr,  # (1)
+    spans,
+    BLOCK: tl.constexpr,
+):
     numerator, denominator = sum_of(partial_ptr, spans, BLOCK), sum_of(partial_ptr + spans, spans, BLOCK)
     tl.store(alpha_ptr, laq_step(tl.load(alpha_ptr), numerator, denominator))
 
@@ -237,7 +300,7 @@ def _row_block(columns: int) -> int:
 
 
 def _spans(count: int) -> tuple[int, int]:
-    """Elements of a span, whole blocks of them, and how many spans there are."""
+    """The elements of a span, a multiple of a block, and the number of spans."""
     span = blocks(blocks(count, SPANS), SPAN_BLOCK) * SPAN_BLOCK
     return span, blocks(count, span)
 

@@ -71,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _shape_text(text: str) -> str:
-    from mrem_deploy.benchmarks.latency.verb import read_shape
+    from mrem_deploy.benchmarks.latency.settings import read_shape
 
     return str(read_shape(text))
 
@@ -113,7 +113,7 @@ def measure(
     from mrem_deploy.base.progress import say
     from mrem_deploy.benchmarks.latency import lineup
     from mrem_deploy.benchmarks.latency import subject as subjects
-    from mrem_deploy.benchmarks.latency.verb import read_shape
+    from mrem_deploy.benchmarks.latency.settings import read_shape
 
     lineup.check_installed(())
     recipes = _recipes([Path(folder) for folder in options.folders], options)
@@ -305,10 +305,10 @@ def _earlier_scores(
 
 
 def _time(contenders: Sequence[Contender], options: argparse.Namespace, vocabulary: int) -> dict[str, Speed]:
-    from mrem_deploy.benchmarks.latency.race import Plan, race
-    from mrem_deploy.benchmarks.latency.verb import read_shape
+    from mrem_deploy.benchmarks.latency.race import race
+    from mrem_deploy.benchmarks.latency.settings import RaceSettings, read_shape
 
-    plan = Plan(
+    settings = RaceSettings(
         (read_shape(options.shape),),
         (options.session_threads,),
         options.rounds,
@@ -318,7 +318,7 @@ def _time(contenders: Sequence[Contender], options: argparse.Namespace, vocabula
         options.seed,
     )
     speeds = {}
-    for standing in race(contenders, plan):
+    for standing in race(contenders, settings):
         if standing.failed is not None:
             raise UserError(
                 f"{standing.contender.name} does not run here: {standing.failed}",
@@ -326,10 +326,10 @@ def _time(contenders: Sequence[Contender], options: argparse.Namespace, vocabula
             )
         cell = standing.cells[0]
         speeds[standing.contender.name] = Speed(
-            cell["p50_ms"],
-            cell["p95_ms"],
-            cell["ratio"],
-            tuple(cell["ratio_quartiles"]),
-            tuple(cell["rounds_ms"]),
+            cell.p50_ms,
+            cell.p95_ms,
+            cell.faster.ratio,
+            (cell.faster.ratio_quartiles[0], cell.faster.ratio_quartiles[1]),
+            tuple(cell.rounds_ms),
         )
     return speeds

@@ -1,4 +1,4 @@
-"""Who computes the quantized ops of a step: a backend, or ordinary autograd ("unfused")."""
+"""Implementations of the quantized ops to compare: the backends, and ordinary autograd ("unfused")."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.benchmarks.unfused import unfused
 from mrem_deploy.kernels import backends
 
 UNFUSED = "unfused"
@@ -23,13 +22,16 @@ def contender(text: str) -> str:
 
 
 def present() -> tuple[str, ...]:
-    """All that can run here, the one that a run would use first."""
+    """All that can run here; the first is what a real run uses."""
     return tuple(name for name in CONTENDERS if name == UNFUSED or not backends.problem_of(name))
 
 
 @contextmanager
 def computing_with(name: str) -> Iterator[None]:
+    """Inside, quantized layers compute with that implementation."""
     if name == UNFUSED:
+        from mrem_deploy.benchmarks.unfused import unfused
+
         with unfused():
             yield
         return

@@ -1,9 +1,9 @@
 """Peak memory of one training step of a quantized module: our ops against ordinary autograd.
 
-Our products keep X and W for the backward pass and make the quantized operands again; ordinary autograd keeps
-every intermediate of every quantizer. Each contender trains in a process of its own, by the trainer of a real
-run. Two figures are told: the peak of the whole process, with models and libraries, and what training adds to
-them: activations, gradients, the optimizer's state, buffers.
+Our matmuls keep X and W for the backward pass and quantize them again there; ordinary autograd keeps every
+intermediate of every quantizer. Each implementation trains in a separate process, by the trainer of a real
+run. Reports two numbers: the peak of the entire process, with models and libraries, and what training adds to
+them (activations, gradients, the optimizer's state, buffers).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from mrem_deploy.base.progress import track
@@ -36,7 +37,31 @@ DEFAULTS = {
     "modules": opt.Default(4, 3),
 }
 UNQUANTIZED = "unquantized"
-STEPS = 2  # the optimizer's state comes with the first and lies beside the activations of the second
+STEPS = 2  # the first makes the optimizer's state, the second has it next to its activations
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Memory of one implementation at one bit setting, as its process measured it."""
+
+    bits: str
+    kernels: str
+    before_mb: float
+    peak_mb: float
+    added_mb: float
+    peak_kind: str
+
+
+@dataclass(frozen=True)
+class FootprintRow:
+    """The same, compared with the last implementation at these bits."""
+
+    measured: Footprint
+    of_last: float
+    added_of_last: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self.measured), "of_last": self.of_last, "added_of_last": self.added_of_last}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--kernels",
         type=opt.several(contender, "--kernels", "cpp,unfused"),
         metavar="KERNELS",
-        help=f"who computes the step, of {','.join(CONTENDERS)} (default: all that run here)",
+        help=f"implementations to compare: {','.join(CONTENDERS)} (default: all that run here)",
     )
     opt.add_shared(parser, DEFAULTS)
 
@@ -58,31 +83,42 @@ def run(options: argparse.Namespace) -> Result:
     opt.fill_in(options, DEFAULTS)
     options.kernels = options.kernels or present()
     jobs = [(bits, name) for bits in options.bits for name in (UNQUANTIZED, *options.kernels)]
-    rows = [in_fresh_process(options, bits, name) for bits, name in track(jobs, "training steps")]
-    for row in rows:
-        last = next(r for r in reversed(rows) if r["bits"] == row["bits"])
-        row["of_last"] = row["peak_mb"] / last["peak_mb"]
-        row["added_of_last"] = row["added_mb"] / max(last["added_mb"], 1.0)
+    found = [in_fresh_process(options, bits, name) for bits, name in track(jobs, "training steps")]
+    last = {one.bits: one for one in found}
+    rows = [
+        FootprintRow(
+            one,
+            one.peak_mb / last[one.bits].peak_mb,
+            one.added_mb / max(last[one.bits].added_mb, 1.0),
+        )
+        for one in found
+    ]
     return Result(
-        "footprint", opt.as_settings(options), rows, _table(rows), _summary(options), lambda: _draw(rows)
+        "footprint",
+        opt.as_settings(options),
+        [row.to_dict() for row in rows],
+        _table(rows),
+        _summary(options),
+        lambda: _draw(rows),
     )
 
 
-def in_fresh_process(options: argparse.Namespace, bits: str, name: str) -> dict[str, Any]:
-    """Memory that was once freed may stay with its process; `spawn` shares none with this one."""
+def in_fresh_process(options: argparse.Namespace, bits: str, name: str) -> Footprint:
+    """A process may keep memory that it freed; `spawn` shares none with this one."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(measure, options, bits, name).result()
 
 
-def measure(options: argparse.Namespace, bits: str, name: str) -> dict[str, Any]:
+def measure(options: argparse.Namespace, bits: str, name: str) -> Footprint:
     """Resident memory of this process before two steps, and its peak in them."""
     import psutil
     import torch
 
-    from mrem_deploy.base.machine import MB, PeakMemory
+    from mrem_deploy.base.machine import PeakMemory
+    from mrem_deploy.base.units import MIB
     from mrem_deploy.benchmarks.geometry import random_model, random_tokens
     from mrem_deploy.benchmarks.quantized import names_outside
-    from mrem_deploy.benchmarks.step import unquantized_student
+    from mrem_deploy.benchmarks.step_job import unquantized_student
     from mrem_deploy.models.partition import module_cuts
     from mrem_deploy.models.parts import carve
     from mrem_deploy.quant.insert import prepare
@@ -111,39 +147,32 @@ def measure(options: argparse.Namespace, bits: str, name: str) -> dict[str, Any]
     batch = {"attention_mask": torch.ones(shape[:2], dtype=torch.long)}
     batch["input_ids"] = torch.zeros(shape[:2], dtype=torch.long)
     with computing_with("reference" if name == UNQUANTIZED else name):
-        before = psutil.Process().memory_info().rss / MB
+        before = psutil.Process().memory_info().rss / MIB
         with PeakMemory("cpu") as peak:
             for number in range(STEPS):
                 trainer.step(number, batch, hidden, hidden.clone())
-    return {
-        "bits": bits,
-        "kernels": name,
-        "before_mb": before,
-        "peak_mb": peak.mb,
-        "added_mb": peak.mb - before,
-        "peak_kind": peak.kind,
-    }
+    return Footprint(bits, name, before, peak.mb, peak.mb - before, peak.kind)
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
+def _table(rows: list[FootprintRow]) -> str:
     head = [
         "bits",
         "kernels",
-        "before, MB",
-        "peak, MB",
-        "training adds, MB",
-        "peak of the last's",
-        "adds of the last's",
+        "before, MiB",
+        "peak, MiB",
+        "training adds, MiB",
+        "peak / last's",
+        "added / last's",
     ]
     cells = [
         [
-            row["bits"],
-            row["kernels"],
-            f"{row['before_mb']:,.0f}",
-            f"{row['peak_mb']:,.0f}",
-            f"{row['added_mb']:,.0f}",
-            f"{row['of_last']:.2f}×",
-            f"{row['added_of_last']:.2f}×",
+            row.measured.bits,
+            row.measured.kernels,
+            f"{row.measured.before_mb:,.0f}",
+            f"{row.measured.peak_mb:,.0f}",
+            f"{row.measured.added_mb:,.0f}",
+            f"{row.of_last:.2f}×",
+            f"{row.added_of_last:.2f}×",
         ]
         for row in rows
     ]
@@ -153,21 +182,23 @@ def _table(rows: list[dict[str, Any]]) -> str:
 def _summary(options: argparse.Namespace) -> str:
     return (
         f"{options.geometry}, the second of {options.modules} modules, batch {options.batch_size} × "
-        f"{options.length} tokens; resident memory of a process of its own, MB of 2**20 bytes."
+        f"{options.length} tokens; resident memory of a separate process."
     )
 
 
-def _draw(rows: list[dict[str, Any]]) -> Figure:
+def _draw(rows: list[FootprintRow]) -> Figure:
     from mrem_deploy.report.plots import BLUE, SKY, new_figure
 
     figure, axes = new_figure(1.5 + 0.34 * len(rows))
     at = range(len(rows))
-    before = [row["before_mb"] / 1024 for row in rows]
+    before = [row.measured.before_mb / 1024 for row in rows]
     axes.barh(at, before, 0.6, color=SKY, label="models, libraries")
-    axes.barh(at, [row["added_mb"] / 1024 for row in rows], 0.6, left=before, color=BLUE, label="training")
-    axes.set_yticks(at, [f"{row['bits']} {row['kernels']}" for row in rows])
+    axes.barh(
+        at, [row.measured.added_mb / 1024 for row in rows], 0.6, left=before, color=BLUE, label="training"
+    )
+    axes.set_yticks(at, [f"{row.measured.bits} {row.measured.kernels}" for row in rows])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    axes.set(xlabel="peak memory (GB of 2³⁰ bytes)", title="Memory of one training step")
+    axes.set(xlabel="peak memory (GiB)", title="Memory of one training step")
     axes.legend(loc="lower right")
     return figure

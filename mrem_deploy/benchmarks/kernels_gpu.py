@@ -1,14 +1,13 @@
-"""The Triton ops on this machine's GPU, beside the reference in plain torch on the same GPU.
+"""The Triton ops on this machine's GPU against the reference in plain torch on the same GPU.
 
-Every contender is checked against the reference before it is timed; then all take turns, one call of each
-per round, timed by the device's own clock. The bound of `kernels.gpu.roofline` is not a measurement and
-stands apart.
+Each op is checked against the reference before it is timed; then both take turns, one call of each per round,
+timed by the device's clock. The bounds of `kernels.gpu.roofline` are estimates, not measurements.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +23,31 @@ HIDDEN, WIDE, HEADS, HEAD = 768, 3072, 12, 64  # BERT-base
 GRADIENT_ERROR = 1e-4  # RMS of the difference over RMS of the reference, which is float32 as well
 
 
-def run_gpu(tokens: int = 4096, length: int = 128, rounds: int = 30, warmup: int = 5) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class GpuKernelRow:
+    """One op: Triton against plain torch."""
+
+    op: str
+    device: str
+    compared: Comparison
+    agrees: bool
+
+    @property
+    def milliseconds(self) -> float:
+        return 1e3 * self.compared.seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "op": self.op,
+            "device": self.device,
+            "milliseconds": self.milliseconds,
+            "torch_milliseconds": 1e3 * self.compared.base_seconds,
+            "agrees": self.agrees,
+            **self.compared.ratio_dict(),
+        }
+
+
+def run_gpu(tokens: int = 4096, length: int = 128, rounds: int = 30, warmup: int = 5) -> list[GpuKernelRow]:
     """One row for each op: median milliseconds of both, their ratio by round, and whether they agree."""
     if not torch.cuda.is_available():
         raise UserError("there is no CUDA or ROCm device here", "run it on a machine with a GPU")
@@ -36,28 +59,19 @@ def run_gpu(tokens: int = 4096, length: int = 128, rounds: int = 30, warmup: int
         contenders = {"triton": _timed(call, ops), "torch": _timed(call, reference)}
         seconds = interleave(contenders, rounds, warmup)
         compared = Comparison(base=seconds["torch"], other=seconds["triton"])
-        rows.append(
-            {
-                "op": name,
-                "device": torch.cuda.get_device_name(),
-                "milliseconds": 1e3 * statistics.median(compared.other),
-                "torch_milliseconds": 1e3 * statistics.median(compared.base),
-                "agrees": agrees,
-                **compared.ratio_dict(),
-            }
-        )
+        rows.append(GpuKernelRow(name, torch.cuda.get_device_name(), compared, agrees))
     return rows
 
 
-def as_table(rows: list[dict[str, Any]]) -> str:
+def as_table(rows: list[GpuKernelRow]) -> str:
     head = ["op", "Triton, ms", "torch, ms", "times faster", "agrees"]
     cells = [
         [
-            row["op"],
-            f"{row['milliseconds']:.3f}",
-            f"{row['torch_milliseconds']:.3f}",
-            f"{1 / row['ratio']:.2f}×",
-            "yes" if row["agrees"] else "NO",
+            row.op,
+            f"{row.milliseconds:.3f}",
+            f"{1e3 * row.compared.base_seconds:.3f}",
+            f"{1 / row.compared.ratio:.2f}×",
+            "yes" if row.agrees else "NO",
         ]
         for row in rows
     ]

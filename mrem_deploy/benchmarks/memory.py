@@ -1,12 +1,13 @@
 """Peak memory of MREM-S training by number of modules, and what the activation cache adds.
 
-Each number of modules is a run of its own in a fresh process: all modules in order, a few steps each,
-by the code of a real run. The cache of the whole calibration set is computed, or with --fill held.
+Each number of modules is a separate run in a fresh process: all modules in order, a few steps each, by the
+code of a real run. The size of the cache is computed; with --fill the cache is really held.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,11 @@ import numpy as np
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.progress import say
+from mrem_deploy.base.units import MIB
 from mrem_deploy.benchmarks import options as opt
 from mrem_deploy.benchmarks.geometry import parse_geometry
-from mrem_deploy.benchmarks.memory_job import MB, Job, cache_megabytes, in_fresh_process
+from mrem_deploy.benchmarks.memory_job import Job, Measured, cache_megabytes, in_fresh_process
 from mrem_deploy.benchmarks.output import Result, table
-from mrem_deploy.recipe import parse_megabytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +31,7 @@ examples:
   python -m mrem_deploy.benchmark memory --modules 1,2,4,6 --fill --out results
       the cache is really held in memory while training
   python -m mrem_deploy.benchmark memory --modules 4 --fill disk --cache-dir scratch
-      the cache lies in memory-mapped files
+      the cache is in memory-mapped files
 """
 DEFAULTS = {
     "geometry": opt.Default(parse_geometry("bert-base"), parse_geometry("minilm-l6")),
@@ -42,6 +43,28 @@ DEFAULTS = {
     "bits": opt.Default("4-4-8", "4-4-8"),
 }
 LEAST_STEPS = 2  # the optimizer's moments exist from the first step on, so the second has the peak
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """One number of modules: peaks over all phases."""
+
+    measured: Measured
+    peak_mb: float  # of the process, as measured
+    training_mb: float  # without any cache
+    cache_mb: float  # of the full calibration set
+    total_mb: float  # training with the full cache
+    fits: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **self.measured.to_dict(),
+            "peak_mb": self.peak_mb,
+            "training_mb": self.training_mb,
+            "cache_mb": self.cache_mb,
+            "total_mb": self.total_mb,
+            "fits": self.fits,
+        }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -57,8 +80,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="ram",
         metavar="ram|disk",
-        help="train beside a cache of --calib-size sentences that is really filled, in memory (ram, when "
-        "nothing is said) or in memory-mapped files (disk); without --fill its size is computed",
+        help="train with a cache of --calib-size sentences that is really filled, in memory (ram, the "
+        "default) or in memory-mapped files (disk); without --fill its size is computed",
     )
     parser.add_argument("--cache-dir", metavar="DIR", help="folder of the memory-mapped files of --fill disk")
     parser.add_argument(
@@ -70,17 +93,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Result:
     opt.fill_in(options, DEFAULTS)
     limit_mb = _check(options)
+    full = cache_megabytes(options.calib_size, options.length, options.geometry.hidden)
     rows = []
     for modules in options.modules:
         say(f"{options.geometry}: {modules} module{'s' if modules > 1 else ''}")
-        rows.append(in_fresh_process(_job(options, modules)))
-    full = cache_megabytes(options.calib_size, options.length, options.geometry.hidden)
-    for row in rows:
-        add_totals(row, full, limit_mb)
+        rows.append(with_totals(in_fresh_process(_job(options, modules)), full, limit_mb))
     return Result(
         "memory",
         opt.as_settings(options),
-        rows,
+        [row.to_dict() for row in rows],
         _table(rows, options.fill is not None),
         _summary(rows, options, full),
         lambda: _draw(rows, options, limit_mb),
@@ -88,8 +109,10 @@ def run(options: argparse.Namespace) -> Result:
 
 
 def _check(options: argparse.Namespace) -> float:
-    """What would fail later fails now; returns the limit in MB."""
+    """Refuse before measuring what would fail later; returns the limit in MiB."""
     import psutil
+
+    from mrem_deploy.recipe_values import parse_megabytes
 
     layers = options.geometry.layers
     too_many = [count for count in options.modules if count > layers]
@@ -110,10 +133,10 @@ def _check(options: argparse.Namespace) -> float:
             "give a number and GB or MB",
         ) from None
     needed = cache_megabytes(options.calib_size, options.length, options.geometry.hidden)
-    free = psutil.virtual_memory().available / MB
+    free = psutil.virtual_memory().available / MIB
     if options.fill == "ram" and needed > free and max(options.modules) > 1:
         raise UserError(
-            f"the cache needs {needed:.0f} MB and {free:.0f} MB of memory are free",
+            f"the cache needs {needed:.0f} MiB, but only {free:.0f} MiB of memory are free",
             "use --fill disk, or lower --calib-size or --length",
         )
     return limit_mb
@@ -136,83 +159,85 @@ def _job(options: argparse.Namespace, modules: int) -> Job:
     )
 
 
-def add_totals(row: dict[str, Any], full_cache_mb: float, limit_mb: float) -> None:
-    """Peaks over all phases: of the process as measured, without any cache, and with the whole cache.
+def with_totals(measured: Measured, full_cache_mb: float, limit_mb: float) -> MemoryRow:
+    """Exchange what each phase had in its cache for the cache of the full calibration set.
 
-    What a phase had in its cache is taken out, and the cache of the whole calibration set put in; with
-    --fill these are the same. Pages of mapped files count while resident, though the system takes them
-    back when others need them.
+    With --fill these are the same. Pages of mapped files count while they are resident, though the system
+    takes them back when others need them.
     """
-    phases = row["phases"]
-    row["peak_mb"] = max(phase["peak_mb"] for phase in phases)
-    row["training_mb"] = max(phase["peak_mb"] - phase["cache_mb"] for phase in phases)
-    row["cache_mb"] = full_cache_mb if row["modules"] > 1 else 0.0
-    row["total_mb"] = max(
-        phase["peak_mb"] - phase["cache_mb"] + (full_cache_mb if phase["cache_mb"] else 0.0)
-        for phase in phases
+    phases = measured.phases
+    total = max(
+        phase.peak_mb - phase.cache_mb + (full_cache_mb if phase.cache_mb else 0.0) for phase in phases
     )
-    row["fits"] = bool(row["total_mb"] <= limit_mb)
+    return MemoryRow(
+        measured,
+        peak_mb=max(phase.peak_mb for phase in phases),
+        training_mb=max(phase.peak_mb - phase.cache_mb for phase in phases),
+        cache_mb=full_cache_mb if measured.modules > 1 else 0.0,
+        total_mb=total,
+        fits=bool(total <= limit_mb),
+    )
 
 
-def _table(rows: list[dict[str, Any]], filled: bool) -> str:
+def _table(rows: list[MemoryRow], filled: bool) -> str:
     head = [
         "modules",
         "blocks of each",
-        "training, MB",
-        f"cache, MB ({'filled' if filled else 'computed'})",
-        "together, MB",
-        "process peak, MB",
+        "training, MiB",
+        f"cache, MiB ({'filled' if filled else 'computed'})",
+        "together, MiB",
+        "process peak, MiB",
         "fits",
     ]
     cells = [
         [
-            str(row["modules"]),
-            " + ".join(str(size) for size in np.diff(row["cuts"])),
-            f"{row['training_mb']:,.0f}",
-            f"{row['cache_mb']:,.0f}" if row["cache_mb"] else "none",
-            f"{row['total_mb']:,.0f}",
-            f"{row['peak_mb']:,.0f}",
-            "yes" if row["fits"] else "no",
+            str(row.measured.modules),
+            " + ".join(str(size) for size in np.diff(row.measured.cuts)),
+            f"{row.training_mb:,.0f}",
+            f"{row.cache_mb:,.0f}" if row.cache_mb else "none",
+            f"{row.total_mb:,.0f}",
+            f"{row.peak_mb:,.0f}",
+            "yes" if row.fits else "no",
         ]
         for row in rows
     ]
     return table(head, cells)
 
 
-def _summary(rows: list[dict[str, Any]], options: argparse.Namespace, full_cache_mb: float) -> str:
+def _summary(rows: list[MemoryRow], options: argparse.Namespace, full_cache_mb: float) -> str:
     lines = [
         f"{options.geometry}, {options.bits}, batch {options.batch_size} × {options.length} tokens; "
-        f"{rows[0]['peak_kind']}; MB of 2**20 bytes.",
+        f"{rows[0].measured.peak_kind}.",
         f"Cache of {options.calib_size:,} sentences × {options.length} tokens, two streams in float32: "
-        f"{full_cache_mb:,.0f} MB.",
+        f"{full_cache_mb:,.0f} MiB.",
     ]
     if len(rows) > 1:
         first, last = rows[0], rows[-1]
-        share = last["training_mb"] / first["training_mb"]
+        share = last.training_mb / first.training_mb
         lines.append(
-            f"Training with {last['modules']} modules takes {share:.0%} of the memory with "
-            f"{first['modules']}, apart from the cache."
+            f"Training with {last.measured.modules} modules takes {share:.0%} of the memory with "
+            f"{first.measured.modules}, apart from the cache."
         )
     return "\n".join(lines)
 
 
-def _draw(rows: list[dict[str, Any]], options: argparse.Namespace, limit_mb: float) -> Figure:
+def _draw(rows: list[MemoryRow], options: argparse.Namespace, limit_mb: float) -> Figure:
     from mrem_deploy.report.plots import BLUE, INK, ORANGE, SKY, new_figure
 
     figure, axes = new_figure(3.7)
     at = np.arange(len(rows))
-    models = [min(row["ready_mb"], row["training_mb"]) for row in rows]
+    models = [min(row.measured.ready_mb, row.training_mb) for row in rows]
     parts = [
         ("models, libraries", models, SKY, None),
         (
             "training",
-            [row["training_mb"] - ready for row, ready in zip(rows, models, strict=True)],
+            [row.training_mb - ready for row, ready in zip(rows, models, strict=True)],
             BLUE,
             None,
         ),
         (
             f"cache ({'filled' if options.fill else 'computed'})",
-            [row["total_mb"] - row["training_mb"] for row in rows],
+            [row.total_mb - row.training_mb for row in rows],
             ORANGE,
             None if options.fill else "//",
         ),
@@ -224,7 +249,7 @@ def _draw(rows: list[dict[str, Any]], options: argparse.Namespace, limit_mb: flo
         bottom += height
     for x, top in zip(at, bottom, strict=True):
         axes.annotate(f"{top:.1f}", (x, top), xytext=(0, 4), textcoords="offset points", ha="center")
-    if limit_mb / 1024 < 5 * bottom.max():  # farther away it would only press the bars flat
+    if limit_mb / 1024 < 5 * bottom.max():  # a limit far above would only flatten the bars
         axes.axhline(limit_mb / 1024, color=INK, linestyle=(0, (5, 2)), linewidth=1.2)
         axes.annotate(
             f"limit {options.limit}",
@@ -234,10 +259,10 @@ def _draw(rows: list[dict[str, Any]], options: argparse.Namespace, limit_mb: flo
             textcoords="offset points",
             ha="right",
         )
-    axes.set_xticks(at, [str(row["modules"]) for row in rows])
+    axes.set_xticks(at, [str(row.measured.modules) for row in rows])
     axes.set(
         xlabel="modules",
-        ylabel="peak memory (GB of 2³⁰ bytes)",
+        ylabel="peak memory (GiB)",
         title=f"MREM-S on {options.geometry}, batch {options.batch_size} × {options.length}",
     )
     axes.grid(visible=False, axis="x")

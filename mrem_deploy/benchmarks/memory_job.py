@@ -1,9 +1,8 @@
-"""One memory measurement in a process of its own.
+"""One memory measurement, in a separate process, because a process may keep memory that it freed.
 
-A process of its own, because memory that was once freed may stay with its process. There the modules
-are trained one after another for a few steps by the very code of a real run. Only the cache is filled
-with random numbers instead of the predecessors' outputs: 4,096 sentences through BERT-base would take
-half an hour and no other memory.
+There the modules train one after another for a few steps, by the code of a real run. Only the cache differs:
+it is filled with random numbers instead of the predecessors' outputs, because 4,096 sentences through
+BERT-base would take half an hour and use the same memory.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,19 +19,19 @@ import numpy as np
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.progress import track
+from mrem_deploy.base.units import MIB
 from mrem_deploy.benchmarks.geometry import Geometry, random_model, random_tokens
 
 if TYPE_CHECKING:
     from mrem_deploy.train.streams import ActivationCache
 
-MB = 2**20
 BYTES_PER_VALUE = 4
 STREAMS = 2  # full precision and quantized
 
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement: what the process that makes it is told."""
+    """The settings of one measurement, for the process that makes it."""
 
     geometry: Geometry
     modules: int
@@ -47,29 +46,59 @@ class Job:
     seed: int
 
 
+@dataclass(frozen=True)
+class Phase:
+    """Peak memory of one phase of training, and how much of the cache was resident then."""
+
+    name: str
+    peak_mb: float
+    cache_mb: float
+    seconds: float | None = None  # not taken while the models are made
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The memory of one run."""
+
+    modules: int
+    cuts: list[int]
+    ready_mb: float  # with models and libraries, before training
+    phases: list[Phase]
+    peak_kind: str
+    cached_examples: int
+    losses: list[float]
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "phases": [phase.to_dict() for phase in self.phases]}
+
+
 def cache_megabytes(examples: int, length: int, width: int) -> float:
     """Both streams of every token, in float32."""
-    return STREAMS * examples * length * width * BYTES_PER_VALUE / MB
+    return STREAMS * examples * length * width * BYTES_PER_VALUE / MIB
 
 
-def in_fresh_process(job: Job) -> dict[str, Any]:
+def in_fresh_process(job: Job) -> Measured:
     """Measure in a new interpreter; `spawn` shares no memory with this one."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
             return pool.submit(measure, job).result()
         except BrokenProcessPool:
             raise UserError(
-                f"the process that trained {job.modules} module(s) was ended from outside, most likely for "
-                "want of memory",
+                f"the process that trained {job.modules} module(s) was killed, most likely because "
+                "memory ran out",
                 "use a smaller --batch-size or --geometry, more --modules, or --fill disk",
             ) from None
 
 
-def measure(job: Job) -> dict[str, Any]:
+def measure(job: Job) -> Measured:
     """Train every module for a few steps, as in a real run, and watch the memory of this process.
 
-    Each phase has its peak and the part of the cache that was resident then; the first module reads
-    token ids and has none. Memory freed by one phase may still count in the next: so it is in a run.
+    The first module reads token ids and has no cache. Memory freed by one phase may still count in the next,
+    as it does in a real run.
     """
     import psutil
     import torch
@@ -93,8 +122,8 @@ def measure(job: Job) -> dict[str, Any]:
     with PeakMemory("cpu") as peak:
         teacher = random_model(job.geometry, job.seed).requires_grad_(False)
         student = make_student(teacher, recipe, calibration)
-    ready_mb = psutil.Process().memory_info().rss / MB
-    phases = [{"name": "initialise", "peak_mb": peak.mb, "cache_mb": 0.0}]
+    ready_mb = psutil.Process().memory_info().rss / MIB
+    phases = [Phase("initialise", peak.mb, 0.0)]
     losses = []
     cuts = module_cuts(teacher, job.modules)
     streams = Streams(calibration, job.geometry.hidden, CacheSettings(0.0), job.batch_size)
@@ -115,32 +144,32 @@ def measure(job: Job) -> dict[str, Any]:
             resident = streams.cache.megabytes if streams.cache else 0.0
             if streams.cache and streams.cache.on_disk:
                 resident = max(_mapped_mb() - mapped_before, 0.0)
-            phases.append({"name": name, "peak_mb": peak.mb, "cache_mb": resident, "seconds": seconds})
+            phases.append(Phase(name, peak.mb, resident, seconds))
     finally:
         streams.close()
     if not np.isfinite(losses).all():
         raise AssertionError(f"training did not work: the losses are {losses}")
-    return {
-        "modules": job.modules,
-        "cuts": cuts,
-        "ready_mb": ready_mb,
-        "phases": phases,
-        "peak_kind": peak.kind,
-        "cached_examples": job.examples if job.modules > 1 else 0,
-        "losses": losses,
-        "seconds": time.perf_counter() - started,
-    }
+    return Measured(
+        modules=job.modules,
+        cuts=cuts,
+        ready_mb=ready_mb,
+        phases=phases,
+        peak_kind=peak.kind,
+        cached_examples=job.examples if job.modules > 1 else 0,
+        losses=losses,
+        seconds=time.perf_counter() - started,
+    )
 
 
 def _mapped_mb() -> float:
-    """Resident pages of mapped files, the libraries among them; 0 where the system does not tell."""
+    """Resident pages of mapped files, the libraries among them; 0 where the system does not say."""
     import psutil
 
-    return float(getattr(psutil.Process().memory_info(), "shared", 0)) / MB
+    return float(getattr(psutil.Process().memory_info(), "shared", 0)) / MIB
 
 
 def filled_cache(job: Job) -> ActivationCache:
-    """A cache with numbers in every row (an untouched page takes no memory), read back to be sure."""
+    """A cache with numbers in every row, because an untouched page takes no memory; read back as a check."""
     import torch
 
     from mrem_deploy.data.encoded import sorted_batches

@@ -1,6 +1,6 @@
-"""Options that every benchmark has, and numbers that are checked as they are read.
+"""Options that every benchmark has, and argparse types that check numbers.
 
-`--quick` changes defaults only: an option that was given keeps its value.
+`--quick` changes only defaults: a given option keeps its value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mrem_deploy.benchmarks.geometry import POSITIONS, SPELLING, parse_geometry
 
 @dataclass(frozen=True)
 class Default:
-    """What an option is when it is not given: in a full measurement and with --quick."""
+    """The default of an option: in a full measurement and with --quick."""
 
     full: Any
     quick: Any
@@ -44,13 +44,13 @@ def add_shared(parser: argparse.ArgumentParser, defaults: Mapping[str, Default])
         "--threads",
         type=whole("--threads", 0),
         default=0,
-        help="CPU threads; 0 (default) leaves torch's choice",
+        help="CPU threads; 0 (default): torch's choice",
     )
     add_places(parser)
 
 
 def add_places(parser: argparse.ArgumentParser) -> None:
-    """What no benchmark does without: the seed, where the result goes, and whether it is a first look."""
+    """The options of every benchmark: the seed, where the result goes, and whether it is a first look."""
     parser.add_argument(
         "--seed", type=whole("--seed", 0, 2**32 - 1), default=0, help="of weights and tokens (default 0)"
     )
@@ -68,7 +68,7 @@ def add_option(
     defaults: Mapping[str, Default],
     name: str | None = None,
 ) -> None:
-    """An option whose default depends on --quick; `name` is its key where that is not the flag's own."""
+    """An option whose default depends on --quick; `name` is its key if that is not the flag's name."""
     name = name or _name(flag)
     default = defaults[name]
     shown = f"{_show(default.full)}; --quick: {_show(default.quick)}"
@@ -93,7 +93,7 @@ def as_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What json can hold: numbers as they are, tuples part by part, the rest as text."""
+    """For json: numbers unchanged, tuples part by part, the rest as text."""
     if isinstance(value, tuple):
         return [_plain(part) for part in value]
     return value if value is None or isinstance(value, int) else str(value)

@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: a table on the screen, the numbers as json, a plot."""
+"""What a benchmark writes: a table on the screen, the numbers as json, a plot."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Result:
 
 
 def load_average() -> list[float] | None:
-    """How busy the machine already is (1, 5, 15 minutes): what else runs is part of a timing."""
+    """How busy the machine already is (1, 5, 15 minutes): other work affects a timing."""
     try:
         return [round(load, 2) for load in os.getloadavg()]
     except (AttributeError, OSError):  # Windows

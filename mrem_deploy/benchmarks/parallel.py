@@ -1,15 +1,16 @@
 """MREM-P against MREM-S: speed, where the workers' time goes, and what a slow worker costs the others.
 
-The runs take turns: MREM-S with one thread, MREM-P with one thread for each worker, MREM-S with as
-many threads as MREM-P has workers. Then one worker is slowed down by a delay in every step, in MREM-P
-and in lock-step, where modules wait for each other as in a synchronous pipeline.
+The runs take turns: MREM-S with one thread, MREM-P with one thread for each worker, and MREM-S with as many
+threads as MREM-P has workers. Then a delay in every step slows one worker down, in MREM-P and in lock-step,
+where modules wait for each other as in a synchronous pipeline.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mrem_deploy.base.errors import UserError
@@ -17,7 +18,7 @@ from mrem_deploy.base.progress import say
 from mrem_deploy.benchmarks import options as opt
 from mrem_deploy.benchmarks.geometry import Geometry, parse_geometry
 from mrem_deploy.benchmarks.output import Result, table
-from mrem_deploy.benchmarks.parallel_job import Job, run_job
+from mrem_deploy.benchmarks.parallel_job import Job, TimedRun, run_job
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +29,7 @@ examples:
   python -m mrem_deploy.benchmark parallel --modules 2 --steps 40 --rounds 3 --out results
       BERT-base geometry, random weights
   python -m mrem_deploy.benchmark parallel --model my-bert-mnli --modules 2 --out results
-      a checkpoint of your own in place of random weights
+      your own checkpoint instead of random weights
 """
 DEFAULTS = {
     "geometry": opt.Default(parse_geometry("bert-base"), parse_geometry("minilm-l6")),
@@ -50,11 +51,38 @@ S_ONE, P, S_MANY = "mrem-s, 1 thread", "mrem-p", "mrem-s, {} threads"
 SLOW, SLOW_LOCKSTEP = "mrem-p, one slowed", "lock-step, one slowed"
 
 
+@dataclass(frozen=True)
+class WorkerShares:
+    """Where one worker's time went: shares of its time after priming, medians over the rounds."""
+
+    modules: list[int]
+    computing: float
+    receiving: float
+    waiting: float
+    transfer: float
+    dropped: int
+
+
+@dataclass(frozen=True)
+class ParallelRow:
+    """One kind of run over all rounds."""
+
+    run: str
+    seconds: float  # the median
+    rounds: list[float]
+    speed_up: float | None  # None next to a slowed worker, where it would say nothing
+    workers: list[WorkerShares]
+    step_seconds: dict[str, float]  # by module, from "1"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     def add(flag: str, least: int, help: str) -> None:
         opt.add_option(parser, flag, opt.whole(flag, least), help, DEFAULTS)
 
-    parser.add_argument("--model", metavar="DIR", help="a checkpoint in place of --geometry, random weights")
+    parser.add_argument("--model", metavar="DIR", help="a checkpoint instead of random weights in --geometry")
     add("--modules", 2, "modules, and workers with one thread each")
     add("--steps", 2, "training steps per module")
     add("--rounds", 1, "times that the runs without a straggler are repeated, in turn")
@@ -75,7 +103,7 @@ def run(options: argparse.Namespace) -> Result:
         P: base,
         S_MANY.format(options.modules): replace(base, method="mrem-s", workers=1, threads=options.modules),
     }
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
+    runs: dict[str, list[TimedRun]] = {name: [] for name in jobs}
     for number in range(options.rounds):
         for name, job in jobs.items():
             say(f"round {number + 1} of {options.rounds}: {name}")
@@ -85,7 +113,7 @@ def run(options: argparse.Namespace) -> Result:
         for name, job in ((SLOW, slowed), (SLOW_LOCKSTEP, replace(slowed, lockstep=True))):
             say(name)
             runs[name] = [run_job(job)]
-    # Beside a slow worker the pace of the others counts; the speed of the whole is the slow one's.
+    # Next to a slow worker the pace of the others counts; the speed of the entire run is the slow one's.
     rows = [
         summarise(name, done, runs[S_ONE] if name in jobs else [], options.steps)
         for name, done in runs.items()
@@ -93,7 +121,7 @@ def run(options: argparse.Namespace) -> Result:
     return Result(
         "parallel",
         opt.as_settings(options) | {"calib_size": base.calib_size, "aim": AIM},
-        rows,
+        [row.to_dict() for row in rows],
         "\n\n".join(filter(None, (_speed_table(rows), _worker_table(rows), _straggler_table(rows, options)))),
         _summary(rows, options, base),
         lambda: _draw(rows, options),
@@ -148,118 +176,116 @@ def _job(options: argparse.Namespace) -> Job:
     )
 
 
-def summarise(
-    name: str, runs: list[dict[str, Any]], base: list[dict[str, Any]], steps: int
-) -> dict[str, Any]:
-    """Medians over the rounds; a speed-up is that of neighbours in time."""
-    row: dict[str, Any] = {
-        "run": name,
-        "seconds": statistics.median(run["seconds"] for run in runs),
-        "rounds": [run["seconds"] for run in runs],
-        "speed_up": None,
-        "workers": [],
-        "step_seconds": {},
-    }
+def summarise(name: str, runs: Sequence[TimedRun], base: Sequence[TimedRun], steps: int) -> ParallelRow:
+    """Medians over the rounds; a speed-up compares runs of the same round."""
+    speed_up = None
     if len(runs) == len(base):
-        row["speed_up"] = statistics.median(
-            b["seconds"] / r["seconds"] for b, r in zip(base, runs, strict=True)
-        )
-    for rank in range(len(runs[0]["workers"])):
-        reports = [run["workers"][rank] for run in runs]
-        shares = {
-            part: statistics.median(
-                report["seconds"][part] / max(report["seconds"]["whole"], 1e-9) for report in reports
+        speed_up = statistics.median(b.seconds / r.seconds for b, r in zip(base, runs, strict=True))
+    workers, step_seconds = [], {}
+    for same in zip(*(run.workers for run in runs), strict=True):  # one worker in every round
+        whole = [max(report.seconds.whole, 1e-9) for report in same]
+        workers.append(
+            WorkerShares(
+                modules=list(same[0].modules),
+                computing=_median_share([report.seconds.computing for report in same], whole),
+                receiving=_median_share([report.seconds.receiving for report in same], whole),
+                waiting=_median_share([report.seconds.waiting for report in same], whole),
+                transfer=_median_share([report.transfer_seconds for report in same], whole),
+                dropped=same[0].dropped,
             )
-            for part in ("computing", "receiving", "waiting")
-        }
-        moved = statistics.median(
-            report["transfer_seconds"] / max(report["seconds"]["whole"], 1e-9) for report in reports
         )
-        modules = reports[0]["modules"]
-        row["workers"].append(
-            {"modules": modules, **shares, "transfer": moved, "dropped": reports[0]["dropped"]}
-        )
-        for module in modules:
-            key = str(module - 1)
-            row["step_seconds"][str(module)] = statistics.median(
-                report["training_seconds"][key] / steps for report in reports
+        for module in same[0].modules:
+            step_seconds[str(module)] = statistics.median(
+                report.training_seconds[module - 1] / steps for report in same
             )
-    return row
+    return ParallelRow(
+        run=name,
+        seconds=statistics.median(run.seconds for run in runs),
+        rounds=[run.seconds for run in runs],
+        speed_up=speed_up,
+        workers=workers,
+        step_seconds=step_seconds,
+    )
 
 
-def _speed_table(rows: list[dict[str, Any]]) -> str:
+def _median_share(parts: Sequence[float], whole: Sequence[float]) -> float:
+    return statistics.median(part / all_of_it for part, all_of_it in zip(parts, whole, strict=True))
+
+
+def _speed_table(rows: list[ParallelRow]) -> str:
     cells = [
         [
-            row["run"],
-            f"{row['seconds']:.1f}",
-            f"{min(row['rounds']):.1f} – {max(row['rounds']):.1f}",
-            f"{row['speed_up']:.2f}×",
+            row.run,
+            f"{row.seconds:.1f}",
+            f"{min(row.rounds):.1f} – {max(row.rounds):.1f}",
+            f"{row.speed_up:.2f}×",
         ]
         for row in rows
-        if row["speed_up"] is not None
+        if row.speed_up is not None
     ]
     return table(["run", "seconds", "lowest – highest", f"against {S_ONE}"], cells)
 
 
-def _worker_table(rows: list[dict[str, Any]]) -> str:
-    head = ["run", "worker", "modules", "computing", "receiving", "waiting", "moving, beside", "dropped"]
+def _worker_table(rows: list[ParallelRow]) -> str:
+    head = ["run", "worker", "modules", "computing", "receiving", "waiting", "moving, meanwhile", "dropped"]
     cells = [
         [
-            row["run"],
+            row.run,
             str(rank),
-            ", ".join(map(str, worker["modules"])),
-            *(f"{worker[part]:.1%}" for part in ("computing", "receiving", "waiting", "transfer")),
-            str(worker["dropped"]),
+            ", ".join(map(str, worker.modules)),
+            f"{worker.computing:.1%}",
+            f"{worker.receiving:.1%}",
+            f"{worker.waiting:.1%}",
+            f"{worker.transfer:.1%}",
+            str(worker.dropped),
         ]
         for row in rows
-        for rank, worker in enumerate(row["workers"])
+        for rank, worker in enumerate(row.workers)
     ]
     return table(head, cells)
 
 
-def _straggler_table(rows: list[dict[str, Any]], options: argparse.Namespace) -> str:
-    by_name = {row["run"]: row["step_seconds"] for row in rows}
+def _straggler_table(rows: list[ParallelRow], options: argparse.Namespace) -> str:
+    by_name = {row.run: row.step_seconds for row in rows}
     if SLOW not in by_name:
         return ""
     cells = []
     for module, alone in by_name[P].items():
         name = f"{module} ({options.slower}× slower)" if module == str(options.straggler) else module
-        beside = [by_name[run][module] for run in (SLOW, SLOW_LOCKSTEP)]
-        cells.append([name, f"{alone:.3f}", *(f"{s:.3f} ({s / alone - 1:+.0%})" for s in beside)])
+        slowed = [by_name[run][module] for run in (SLOW, SLOW_LOCKSTEP)]
+        cells.append([name, f"{alone:.3f}", *(f"{s:.3f} ({s / alone - 1:+.0%})" for s in slowed)])
     return table(["module", "s per step", f"s per step, {SLOW}", f"s per step, {SLOW_LOCKSTEP}"], cells)
 
 
-def _summary(rows: list[dict[str, Any]], options: argparse.Namespace, job: Job) -> str:
-    by_name = {row["run"]: row for row in rows}
-    waiting = max(worker["waiting"] for worker in by_name[P]["workers"])
+def _summary(rows: list[ParallelRow], options: argparse.Namespace, job: Job) -> str:
+    by_name = {row.run: row for row in rows}
+    waiting = max(worker.waiting for worker in by_name[P].workers)
     model = options.model or f"{options.geometry}, random weights"
     lines = [
         f"{model}, {options.bits}, batch {options.batch_size} × {options.length} tokens, "
         f"{options.steps} steps per module, {job.calib_size} sentences cached by mrem-s, "
         f"queues of {options.staleness}; medians of {options.rounds} rounds.",
-        f"mrem-p on {options.modules} workers: {by_name[P]['speed_up']:.2f}× mrem-s on one thread; the "
-        f"workers waited {waiting:.1%} of the time after priming at most.",
+        f"mrem-p on {options.modules} workers: {by_name[P].speed_up:.2f}× mrem-s on one thread; "
+        f"after priming the workers waited at most {waiting:.1%} of the time.",
     ]
     if options.modules == 2:
         lines.append(f"The aim for two workers is {AIM}×.")
     return "\n".join(lines)
 
 
-def _draw(rows: list[dict[str, Any]], options: argparse.Namespace) -> Figure:
+def _draw(rows: list[ParallelRow], options: argparse.Namespace) -> Figure:
     from mrem_deploy.report.plots import BLUE, ORANGE, SKY, new_figure
 
     figure, (left, right) = new_figure(3.4, columns=2)
-    timed = [row for row in rows if row["speed_up"] is not None]
-    bars = left.barh(
-        range(len(timed)), [row["speed_up"] for row in timed], color=[SKY, BLUE, SKY], height=0.6
-    )
-    left.bar_label(bars, [f"{row['speed_up']:.2f}×" for row in timed], padding=4)
-    left.set_yticks(range(len(timed)), [row["run"] for row in timed])
+    timed = [row for row in rows if row.speed_up is not None]
+    bars = left.barh(range(len(timed)), [row.speed_up for row in timed], color=[SKY, BLUE, SKY], height=0.6)
+    left.bar_label(bars, [f"{row.speed_up:.2f}×" for row in timed], padding=4)
+    left.set_yticks(range(len(timed)), [row.run for row in timed])
     left.invert_yaxis()
     left.margins(x=0.18)
     left.grid(visible=False, axis="y")
     left.set(xlabel=f"speed, {S_ONE} = 1", title="Speed")
-    by_name = {row["run"]: row["step_seconds"] for row in rows}
+    by_name = {row.run: row.step_seconds for row in rows}
     runs = [name for name in (P, SLOW, SLOW_LOCKSTEP) if name in by_name]
     for index, (name, colour) in enumerate(zip(runs, (BLUE, SKY, ORANGE), strict=False)):
         at = [int(module) + (index - (len(runs) - 1) / 2) * 0.27 for module in by_name[name]]
@@ -267,6 +293,6 @@ def _draw(rows: list[dict[str, Any]], options: argparse.Namespace) -> Figure:
     right.set_xticks([int(module) for module in by_name[P]], list(by_name[P]))
     right.grid(visible=False, axis="x")
     right.margins(y=0.3)
-    right.set(xlabel="module", ylabel="seconds per step", title="Beside a slow worker")
+    right.set(xlabel="module", ylabel="seconds per step", title="Next to a slow worker")
     right.legend(loc="upper left", fontsize=8)
     return figure

@@ -1,19 +1,24 @@
-"""One training run of the parallel benchmark, in processes of its own.
+"""One training run of the parallel benchmark, in separate processes.
 
-The clock runs from the moment when all workers have their models to the moment when rank 0 has all
-trained modules: caching (MREM-S) and priming, connecting and gathering (MREM-P) are counted; starting
-Python, loading and initialising are not, because they are the same for both.
+The clock starts when all workers have their models and stops when rank 0 has all trained modules. It counts
+caching (MREM-S) and priming, connecting and gathering (MREM-P). It does not count starting Python, loading
+and calibrating, which are the same for both.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mrem_deploy.benchmarks.geometry import Geometry, random_model, random_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from mrem_deploy.train.job import WorkerReport
 
 HOUR = 3600.0
 IN_MEMORY = "1000000GB"  # the cache, however large
@@ -21,7 +26,7 @@ IN_MEMORY = "1000000GB"  # the cache, however large
 
 @dataclass(frozen=True)
 class Job:
-    """What the processes of one run are told."""
+    """The settings of one run, for all of its processes."""
 
     method: str
     geometry: Geometry
@@ -40,19 +45,26 @@ class Job:
     slowdown: dict[int, float] = field(default_factory=dict)  # module, from 0 -> times slower
 
 
-def run_job(job: Job) -> dict[str, Any]:
-    """In `job.workers` new processes; no process of one run has memory or threads of another."""
+@dataclass(frozen=True)
+class TimedRun:
+    """What one run took; without workers for MREM-S."""
+
+    seconds: float
+    workers: tuple[WorkerReport, ...] = ()
+
+
+def run_job(job: Job) -> TimedRun:
+    """Run in `job.workers` new processes, which share no memory or threads with other runs."""
     from mrem_deploy.train.mrem_p.launch import launch
 
     return launch(measure, (job,), job.workers, max_restarts=0)
 
 
-def measure(job: Job) -> dict[str, Any]:
+def measure(job: Job) -> TimedRun:
     """In each of the processes: train all modules and report where the time went."""
     import torch
 
     from mrem_deploy.base.machine import keep_large_blocks
-    from mrem_deploy.models.partition import module_cuts
     from mrem_deploy.recipe import Recipe
     from mrem_deploy.train.job import TrainJob
     from mrem_deploy.train.mrem_p.launch import crew_of
@@ -72,7 +84,6 @@ def measure(job: Job) -> dict[str, Any]:
         geometry = job.geometry
         calibration = random_tokens(geometry, job.calib_size, job.length, job.seed)
         student = make_student(teacher, recipe, calibration)
-        cuts = module_cuts(teacher, job.modules)
         crew.exchange("the start of the clock")
         started = time.perf_counter()
         work = TrainJob(teacher, student, calibration, recipe, crew=crew)
@@ -81,17 +92,10 @@ def measure(job: Job) -> dict[str, Any]:
         losses = [curve[-1][1] for curve in log.curves.values()]
         if len(losses) != job.modules or not np.isfinite(losses).all():
             raise AssertionError(f"training did not work: the losses are {losses}")
-        return {
-            "seconds": seconds,
-            "stages": log.seconds,
-            "workers": [report.to_dict() for report in log.workers],
-            "ages": {name: sorted(counted.items()) for name, counted in log.ages.items()},
-            "losses": losses,
-            "cuts": cuts,
-        }
+        return TimedRun(seconds, tuple(log.workers))
 
 
-def _model(job: Job) -> Any:
+def _model(job: Job) -> PreTrainedModel:
     if job.model is None:
         return random_model(job.geometry, job.seed)
     from mrem_deploy.models.loading import load_model

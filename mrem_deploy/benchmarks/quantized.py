@@ -1,10 +1,9 @@
-"""Proof, before timing, that a quantized module quantizes: a fast step that does nothing is no result.
+"""Proof, before timing, that a quantized module quantizes: a fast step that does nothing is not a result.
 
-Rules checked on one forward pass: (1) every linear of the module has a weight quantizer, and every
-operand of a product an activation quantizer, as the bits ask; (2) each of them was used; (3) every
-product is that of its operands on their grids (an integer times a step, no more values than the grid
-has), multiplied here by other lines; (4) the module's output differs from the full-precision one, and is
-finite.
+Checked on one forward pass: (1) every linear of the module has a weight quantizer and every operand of a
+matmul an activation quantizer, as the bits require; (2) each of them was used; (3) every matmul multiplies
+its operands on their grids (an integer times a scale, no more values than the grid has), recomputed here by
+other code; (4) the module's output differs from the full-precision one and is finite.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from mrem_deploy.quant.layers import Matmul, QuantEmbedding, QuantLinear
 from mrem_deploy.quant.spec import QuantSpec
 
 ROWS = 8  # rows of each tensor in which distinct values are counted
-ROUNDING = 1e-5  # relative RMS between products of integers and of the real numbers that they stand for
+ROUNDING = 1e-5  # relative RMS between matmuls of integers and of the values that they stand for
 LEAST_DIFFERENCE = 1e-4  # relative RMS; 8 bits give about a hundred times that
 
 
 def names_outside(model: nn.Module, part: Part) -> tuple[str, ...]:
-    """Everything that could be quantized but does not belong to the part."""
+    """Everything that could be quantized outside of the part."""
     found = anatomy(model)
     inside = tuple(f"{block}." for block in found.blocks[part.start : part.stop])
     in_any = tuple(f"{block}." for block in found.blocks)
     outside = [name for name in (*found.linears, *found.attentions) if not name.startswith(inside)]
-    if part.last:  # the pooler lies behind the blocks and is the last module's
+    if part.last:  # the pooler follows the blocks and belongs to the last module
         outside = [name for name in outside if name.startswith(in_any)]
     return (*outside, *(() if part.first else (found.word_embedding,)))
 
@@ -116,11 +115,11 @@ def check_quantized(
     return {**counted, "relative_difference": difference}
 
 
-def _check_product(expected: torch.Tensor, came: torch.Tensor) -> None:
+def _check_product(expected: torch.Tensor, got: torch.Tensor) -> None:
     """Only rounding may differ."""
-    error = float((came - expected).square().mean().sqrt() / expected.square().mean().sqrt())
+    error = float((got - expected).square().mean().sqrt() / expected.square().mean().sqrt())
     if not error <= ROUNDING:
-        raise AssertionError(f"a product is {error:g} of its size off that of its quantized operands")
+        raise AssertionError(f"a matmul differs by {error:g} of its size from that of its quantized operands")
 
 
 def _check_levels(output: torch.Tensor, quantizer: Any) -> None:

@@ -1,14 +1,14 @@
 """MREM-P on many devices and several machines, simulated, against synchronous pipelines.
 
-The queues and the schedule are those of training, on a virtual clock. Step times are measured ones
-(--measured, from `benchmark parallel`), or the paper's.
+The queues and the schedule are the code of training, on a virtual clock. Step times come from a measurement
+(--measured, from `benchmark parallel`) or from the paper.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,40 @@ SLOWER = 3.0  # the straggler
 MREM_P, LOCKSTEP, PIPEDREAM, GPIPE = "mrem-p", "lock-step", "pipedream", "gpipe"
 
 
+@dataclass(frozen=True)
+class ScheduleRow:
+    """One simulated run."""
+
+    scheme: str
+    modules: int
+    outcome: Outcome
+    staleness: int | None = None  # where it was chosen for the comparison
+    straggler: bool = False
+
+    @property
+    def waiting(self) -> float:
+        """The largest share of time that a module waited."""
+        return max(self.outcome.waiting, default=0.0)
+
+    @property
+    def priming_share(self) -> float:
+        return self.outcome.priming / self.outcome.seconds
+
+    @property
+    def lost(self) -> float:
+        """The share of time that a device does not spend on training until it is trained."""
+        return self.priming_share + self.waiting
+
+    def to_dict(self) -> dict[str, Any]:
+        row: dict[str, Any] = {"scheme": self.scheme, "modules": self.modules}
+        if self.staleness is not None:
+            row["staleness"] = self.staleness
+        if self.straggler:
+            row["straggler"] = True
+        shares = {"waiting": self.waiting, "priming_share": self.priming_share, "lost": self.lost}
+        return {**row, **asdict(self.outcome), **shares}
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     def several(flag: str, example: str, help: str) -> None:
         opt.add_option(parser, flag, opt.several(opt.whole(flag, 1), flag, example), help, DEFAULTS)
@@ -60,7 +94,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measured", metavar="JSON", help="parallel.json of `benchmark parallel`, for the step time"
     )
-    parser.set_defaults(threads=0)  # every benchmark has them; nothing here computes with torch
+    parser.set_defaults(threads=0)  # nothing here computes with torch
     parser.add_argument("--seed", type=opt.whole("--seed", 0, 2**32 - 1), default=0, help="of the jitter")
     parser.add_argument("--out", metavar="DIR", help="folder for the numbers (.json) and the plot (.png)")
     parser.add_argument("--quick", action="store_true", help="a first look: smaller defaults")
@@ -70,30 +104,33 @@ def run(options: argparse.Namespace) -> Result:
     opt.fill_in(options, DEFAULTS)
     step = measured_step(options.measured) if options.measured else PAPER_STEP_SECONDS
     usual = min(options.staleness, key=lambda t: abs(t - USUAL_STALENESS))
-    rows: list[dict[str, Any]] = []
+    rows: list[ScheduleRow] = []
     swept = _spread(list(options.modules))
     simulations = len(options.modules) * 6 + len(swept) * (len(options.staleness) - 1)
     with bar(simulations, "simulate", unit="run") as shown:
 
-        def add(scheme: str, modules: int, outcome: Outcome, **more: Any) -> None:
-            rows.append({"scheme": scheme, "modules": modules, **more, **_numbers(outcome)})
+        def add(row: ScheduleRow) -> None:
+            rows.append(row)
             shown.update()
 
         for modules in options.modules:
             even, uneven = (_world(options, step, modules, slowest) for slowest in (1.0, SLOWER))
             for staleness in options.staleness if modules in swept else (usual,):
                 rules = ScheduleRules(options.steps, staleness)
-                add(MREM_P, modules, simulate(even, rules), staleness=staleness)
-            add(LOCKSTEP, modules, simulate(even, ScheduleRules(options.steps, 1, lockstep=True)))
-            add(PIPEDREAM, modules, pipedream(even, options.steps))
-            # Every step of GPipe is like the last: it is flushed in between.
-            add(GPIPE, modules, gpipe(even, max(1, options.steps // 20), options.micro_batches))
-            add(MREM_P, modules, simulate(uneven, ScheduleRules(options.steps, usual)), straggler=True)
-            add(PIPEDREAM, modules, pipedream(uneven, options.steps), straggler=True)
+                add(ScheduleRow(MREM_P, modules, simulate(even, rules), staleness))
+            lockstep = ScheduleRules(options.steps, 1, lockstep=True)
+            add(ScheduleRow(LOCKSTEP, modules, simulate(even, lockstep)))
+            add(ScheduleRow(PIPEDREAM, modules, pipedream(even, options.steps)))
+            # GPipe flushes its pipeline after every step, so a few steps show what all of them do.
+            few = max(1, options.steps // 20)
+            add(ScheduleRow(GPIPE, modules, gpipe(even, few, options.micro_batches)))
+            slowed = simulate(uneven, ScheduleRules(options.steps, usual))
+            add(ScheduleRow(MREM_P, modules, slowed, straggler=True))
+            add(ScheduleRow(PIPEDREAM, modules, pipedream(uneven, options.steps), straggler=True))
     return Result(
         "schedule",
         opt.as_settings(options) | {"step_seconds": step, "world": _plain(even)},
-        rows,
+        [row.to_dict() for row in rows],
         f"{_scheme_table(rows, options, usual)}\n\n{_staleness_table(rows, options)}",
         _summary(rows, options, usual, step),
         lambda: _draw(rows, options, usual),
@@ -114,7 +151,7 @@ def measured_step(path: str) -> float:
 
 
 def _world(options: argparse.Namespace, step: float, modules: int, slowest: float) -> World:
-    """Equal modules, but for a straggler in the middle where there is one."""
+    """Equal modules, with a slower one in the middle if `slowest` is above 1."""
     steps = [step] * modules
     steps[modules // 2] *= slowest
     return World(tuple(steps), jitter=options.jitter / 100, per_node=options.per_node, seed=options.seed)
@@ -124,20 +161,19 @@ def _plain(world: World) -> dict[str, Any]:
     return {name: value for name, value in asdict(world).items() if name != "step"}
 
 
-def _numbers(outcome: Outcome) -> dict[str, Any]:
-    """As json takes them; `lost` is what a device does not spend on training until it is trained."""
-    waiting = max(outcome.waiting, default=0.0)
-    priming = outcome.priming / outcome.seconds
-    return {**asdict(outcome), "waiting": waiting, "priming_share": priming, "lost": priming + waiting}
+def _find(
+    rows: list[ScheduleRow], scheme: str, modules: int, staleness: int | None = None, straggler: bool = False
+) -> ScheduleRow:
+    """The first row that fits; without `staleness` any will do."""
+    return next(
+        row
+        for row in rows
+        if (row.scheme, row.modules, row.straggler) == (scheme, modules, straggler)
+        and staleness in (None, row.staleness)
+    )
 
 
-def _find(rows: list[dict[str, Any]], scheme: str, modules: int, **more: Any) -> dict[str, Any]:
-    wanted = {"scheme": scheme, "modules": modules, **more}
-    plain = "straggler" not in more
-    return next(row for row in rows if wanted.items() <= row.items() and not (plain and row.get("straggler")))
-
-
-def _scheme_table(rows: list[dict[str, Any]], options: argparse.Namespace, usual: int) -> str:
+def _scheme_table(rows: list[ScheduleRow], options: argparse.Namespace, usual: int) -> str:
     head = [
         "modules",
         f"mrem-p, t₀ = {usual}",
@@ -152,19 +188,19 @@ def _scheme_table(rows: list[dict[str, Any]], options: argparse.Namespace, usual
     for modules in options.modules:
         slowed = _find(rows, MREM_P, modules, straggler=True)
         busy = (
-            _find(rows, MREM_P, modules, staleness=usual)["busy"],
-            _find(rows, LOCKSTEP, modules)["busy"],
-            _find(rows, PIPEDREAM, modules)["busy"],
-            _find(rows, GPIPE, modules)["busy"],
+            _find(rows, MREM_P, modules, staleness=usual).outcome.busy,
+            _find(rows, LOCKSTEP, modules).outcome.busy,
+            _find(rows, PIPEDREAM, modules).outcome.busy,
+            _find(rows, GPIPE, modules).outcome.busy,
             1 - gpipe_bubble(modules, options.micro_batches),
-            slowed["waiting"],
-            _find(rows, PIPEDREAM, modules, straggler=True)["busy"],
+            slowed.waiting,
+            _find(rows, PIPEDREAM, modules, straggler=True).outcome.busy,
         )
         cells.append([str(modules), *(f"{share:.1%}" for share in busy)])
     return table(head, cells)
 
 
-def _staleness_table(rows: list[dict[str, Any]], options: argparse.Namespace) -> str:
+def _staleness_table(rows: list[ScheduleRow], options: argparse.Namespace) -> str:
     swept = _spread(list(options.modules))
     head = ["t₀", *(f"lost, {modules} modules" for modules in swept), "mean age", "new inputs"]
     cells = []
@@ -174,57 +210,57 @@ def _staleness_table(rows: list[dict[str, Any]], options: argparse.Namespace) ->
         cells.append(
             [
                 str(staleness),
-                *(f"{row['lost']:.2%}" for row in found),
-                f"{last['mean_age']:.1f}",
-                f"{last['fresh']:.0%}",
+                *(f"{row.lost:.2%}" for row in found),
+                f"{last.outcome.mean_age:.1f}",
+                f"{last.outcome.fresh:.0%}",
             ]
         )
     return table(head, cells)
 
 
-def negligible(rows: list[dict[str, Any]], modules: int, staleness: tuple[int, ...]) -> list[int]:
+def negligible(rows: list[ScheduleRow], modules: int, staleness: tuple[int, ...]) -> list[int]:
     """The queue lengths at which priming and waiting together stay negligible."""
-    return [t for t in staleness if _find(rows, MREM_P, modules, staleness=t)["lost"] <= NEGLIGIBLE]
+    return [t for t in staleness if _find(rows, MREM_P, modules, staleness=t).lost <= NEGLIGIBLE]
 
 
-def _range_of(rows: list[dict[str, Any]], modules: int, options: argparse.Namespace) -> str:
+def _range_of(rows: list[ScheduleRow], modules: int, options: argparse.Namespace) -> str:
     """Priming is a fixed time: its share falls as the steps grow."""
     good = negligible(rows, modules, options.staleness)
     if good:
         most = f"at most {NEGLIGIBLE:.0%} of {options.steps} steps"
         return f"{modules} modules: t₀ up to {max(good)} loses {most}."
-    least = min(_find(rows, MREM_P, modules, staleness=t)["lost"] for t in options.staleness)
+    least = min(_find(rows, MREM_P, modules, staleness=t).lost for t in options.staleness)
     needed = options.steps * least / NEGLIGIBLE
     return (
         f"{modules} modules: even t₀ = {min(options.staleness)} loses {least:.1%}; at {needed:,.0f} steps 1%."
     )
 
 
-def _summary(rows: list[dict[str, Any]], options: argparse.Namespace, usual: int, step: float) -> str:
-    waiting = max(row["waiting"] for row in rows if row["scheme"] == MREM_P)
+def _summary(rows: list[ScheduleRow], options: argparse.Namespace, usual: int, step: float) -> str:
+    waiting = max(row.waiting for row in rows if row.scheme == MREM_P)
     lines = [
         f"Simulated: steps of {step:.3g} s with {options.jitter}% jitter, {options.steps} of them, "
         f"{options.per_node} devices per machine. Shares of device time spent on training steps; "
         "lost = priming and waiting.",
-        f"After priming no module of mrem-p waits, also beside a straggler (at most {waiting:.2%}): an entry "
-        "may be used again.",
+        f"After priming no module of mrem-p waits, even next to a straggler (at most {waiting:.2%}): it uses "
+        "an entry again.",
     ]
     lines += [_range_of(rows, modules, options) for modules in _spread(list(options.modules))]
     return "\n".join(lines)
 
 
-def _draw(rows: list[dict[str, Any]], options: argparse.Namespace, usual: int) -> Figure:
+def _draw(rows: list[ScheduleRow], options: argparse.Namespace, usual: int) -> Figure:
     from mrem_deploy.report.plots import BLUE, GREEN, INK, ORANGE, PINK, new_figure
 
     figure, (left, right) = new_figure(3.6, columns=2)
     counts = list(options.modules)
-    for scheme, label, colour, marker, more in (
-        (MREM_P, f"MREM-P, t₀ = {usual}", BLUE, "o", {"staleness": usual}),
-        (LOCKSTEP, "lock-step", GREEN, "s", {}),
-        (PIPEDREAM, "PipeDream 1F1B", PINK, "D", {}),
-        (GPIPE, f"GPipe, M = {options.micro_batches}", ORANGE, "^", {}),
+    for scheme, label, colour, marker, staleness in (
+        (MREM_P, f"MREM-P, t₀ = {usual}", BLUE, "o", usual),
+        (LOCKSTEP, "lock-step", GREEN, "s", None),
+        (PIPEDREAM, "PipeDream 1F1B", PINK, "D", None),
+        (GPIPE, f"GPipe, M = {options.micro_batches}", ORANGE, "^", None),
     ):
-        shares = [100 * _find(rows, scheme, count, **more)["busy"] for count in counts]
+        shares = [100 * _find(rows, scheme, count, staleness).outcome.busy for count in counts]
         left.plot(counts, shares, color=colour, marker=marker, markersize=5, linewidth=1.8, label=label)
     formula = [100 * (1 - gpipe_bubble(count, options.micro_batches)) for count in counts]
     left.plot(counts, formula, color=INK, linewidth=1, linestyle=(0, (2, 2)), label="GPipe, formula")
@@ -234,7 +270,7 @@ def _draw(rows: list[dict[str, Any]], options: argparse.Namespace, usual: int) -
     left.set_ylim(0, 104)
     left.legend(loc="lower left", fontsize=8)
     for count, colour, marker in zip(_spread(counts), (BLUE, ORANGE, GREEN), "o^s", strict=False):
-        lost = [100 * _find(rows, MREM_P, count, staleness=t)["lost"] for t in options.staleness]
+        lost = [100 * _find(rows, MREM_P, count, staleness=t).lost for t in options.staleness]
         right.plot(
             options.staleness, lost, color=colour, marker=marker, markersize=5, label=f"{count} modules"
         )
@@ -248,5 +284,5 @@ def _draw(rows: list[dict[str, Any]], options: argparse.Namespace, usual: int) -
 
 
 def _spread(counts: list[int]) -> list[int]:
-    """The first, a middle and the last: three lines can be told apart."""
+    """The first, a middle and the last: more than three lines would be hard to tell apart."""
     return sorted({counts[0], counts[len(counts) // 2], counts[-1]})

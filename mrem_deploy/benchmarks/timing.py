@@ -1,8 +1,8 @@
 """Comparing costs on a machine that is never quite idle.
 
-Times of one thing drift with whatever else runs. So all are run in turn, one call of each per round, and
-each round gives one ratio of neighbours in time; the median of the ratios is reported with its quartiles.
-The order moves on by one from round to round, so that nobody always follows the same neighbour.
+Times drift with whatever else runs. So all contenders take turns, one call of each per round, and each round
+gives one ratio; the median of the ratios is reported with its quartiles. The order moves on by one from round
+to round, so that nothing always follows the same neighbour.
 """
 
 from __future__ import annotations
@@ -29,20 +29,36 @@ class Comparison:
     def ratio(self) -> float:
         return percentile(self.ratios, 50)
 
-    def as_dict(self) -> dict[str, object]:
+    @property
+    def ratio_quartiles(self) -> list[float]:
+        low, _, high = quartiles(self.ratios)
+        return [low, high]
+
+    @property
+    def ratio_range(self) -> list[float]:
+        return [min(self.ratios), max(self.ratios)]
+
+    @property
+    def base_seconds(self) -> float:
+        return statistics.median(self.base)
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(self.other)
+
+    def to_dict(self) -> dict[str, object]:
         return {
-            "base_seconds": statistics.median(self.base),
-            "seconds": statistics.median(self.other),
+            "base_seconds": self.base_seconds,
+            "seconds": self.seconds,
             **self.ratio_dict(),
             "rounds": [list(pair) for pair in zip(self.base, self.other, strict=True)],
         }
 
     def ratio_dict(self) -> dict[str, object]:
-        low, _, high = quartiles(self.ratios)
         return {
             "ratio": self.ratio,
-            "ratio_quartiles": [low, high],
-            "ratio_range": [min(self.ratios), max(self.ratios)],
+            "ratio_quartiles": self.ratio_quartiles,
+            "ratio_range": self.ratio_range,
         }
 
 

@@ -1,8 +1,8 @@
 """The rival of the fused ops: quantizers as one writes them in PyTorch, from ordinary operations.
 
-Autograd then keeps what each of them needs: x/s, the clamped ratio, the codes and the quantized copies, of
-inputs and of weights. Values and gradients are those of `kernels.reference_ops`, up to rounding (products are
-of dequantized numbers here) and to the half step beyond each end of the range, which counts as outside here.
+Autograd then keeps what each operation needs: x/s, the clamped ratio, the codes and the quantized copies, of
+inputs and of weights. Values and gradients are those of `kernels.reference` up to rounding (matmuls multiply
+dequantized numbers here), except for the half step beyond each end of the range, which is outside here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 
 
 def fake_quant(x: Tensor, scale: Tensor, grid: Grid) -> Tensor:
-    """LSQ: the straight-through estimator on the rounding alone gives its gradients of x and of the step."""
+    """LSQ: the straight-through estimator on the rounding alone gives its gradients of x and of the scale."""
     ratio = (x / scale).clamp(grid.low - grid.zero_point, grid.high - grid.zero_point)
     return (ratio + (ratio.round() - ratio).detach()) * scale
 

@@ -1,6 +1,7 @@
-"""`python -m mrem_deploy.kernels` tells which implementation runs on this machine, and what is slower.
+"""`python -m mrem_deploy.kernels` prints which implementation runs on this machine, and what is slower.
 
-`python -m mrem_deploy.doctor` tells more."""
+`mrem doctor` says more.
+"""
 
 from __future__ import annotations
 

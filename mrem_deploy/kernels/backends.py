@@ -1,12 +1,12 @@
 """Which implementation runs.
 
-Two families of ops have several. Packing (NumPy arrays): `cpp`, else `reference`. Training (tensors):
-`triton` for CUDA tensors, `cpp` for float32 tensors on the CPU, else `reference`; each is a module with the
-functions of `reference_ops`. `use_backend` (the recipe's --kernels) or the environment variable MREM_BACKEND
-ask for one by name: then a missing one is an error. Under `auto` the reference takes over, with one warning.
+Packing (NumPy arrays) has `cpp` and `reference`. Training (tensors) has `triton` for CUDA tensors, `cpp` for
+float32 tensors on the CPU, and `reference`; each is a module with the functions of `reference`. `use_backend`
+(the recipe's --kernels) or the environment variable MREM_BACKEND choose one by name, and a missing one is an
+error. With `auto` the reference takes over, with one warning.
 
-What a reader would get wrong: a choice by name says which module is called. What that module does not compute
-itself (`cpp`: float64, 16-bit types, other devices) it hands to the reference.
+Note: a name says which module is called. What that module does not compute itself (`cpp`: float64, 16-bit
+types, other devices) it passes on to the reference.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 VARIABLE = "MREM_BACKEND"
-TARGET_VARIABLE = "MREM_CPU_TARGET"  # of the extension: avx512, avx2 or scalar
+TARGET_VARIABLE = "MREM_CPU_TARGET"  # the extension's instruction set: avx512, avx2 or scalar
 BACKENDS = {
     "reference": "mrem_deploy.kernels.reference",
     "cpp": "mrem_deploy.kernels.cpu.ops",
@@ -71,7 +71,7 @@ def extension() -> Extension:
 
 
 def active_target() -> str:
-    """The instruction set that the extension uses, which must be there: avx512, avx2 or scalar."""
+    """The instruction set of the extension, which must be present: avx512, avx2 or scalar."""
     module = extension().module
     assert module is not None
     try:
@@ -83,7 +83,7 @@ def active_target() -> str:
 
 @functools.cache
 def triton_problem() -> str:
-    """Why there is no Triton backend; "" if there is. Looks, but loads neither triton nor CUDA."""
+    """Why there is no Triton backend; "" if there is one. Loads neither triton nor CUDA."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     try:
@@ -103,14 +103,14 @@ def remedy_of(name: str) -> str:
 
 
 def use_backend(name: str) -> None:
-    """Ask for a backend in this process; `auto` leaves the choice to MREM_BACKEND, or to what there is."""
+    """Choose a backend for this process; `auto` leaves it to MREM_BACKEND, or to what this machine has."""
     global _chosen
     _require(name, "the option --kernels")
     _chosen = name
 
 
 def choice() -> str:
-    """What was asked for: by `use_backend`, else by MREM_BACKEND, else `auto`."""
+    """The name given to `use_backend`, else MREM_BACKEND, else `auto`."""
     if _chosen != "auto":
         return _chosen
     name = os.environ.get(VARIABLE) or "auto"
@@ -122,7 +122,7 @@ def choice() -> str:
 def _require(name: str, asked_by: str) -> None:
     if name not in CHOICES:
         raise UserError(
-            f"{asked_by} must be one of {', '.join(CHOICES)}, but is {name!r}.",
+            f"{asked_by} must be one of {', '.join(CHOICES)}; got {name!r}.",
             "choose one of these, or auto for the best that this machine has",
         )
     if name != "auto" and (problem := problem_of(name)):
@@ -132,7 +132,7 @@ def _require(name: str, asked_by: str) -> None:
 
 
 def backend() -> str:
-    """The backend of ops on NumPy arrays that the next call uses: "cpp" or "reference"."""
+    """The backend for NumPy arrays: "cpp" or "reference"."""
     name = choice()
     if name == "reference" or extension().module is None:
         return "reference"
@@ -140,7 +140,7 @@ def backend() -> str:
 
 
 def implementation() -> ModuleType:
-    """The module with the ops of `backend()`; warns once if that is the reference for want of a better."""
+    """The module with the ops of `backend()`; warns once if only the reference is available."""
     if backend() == "cpp":
         module = extension().module
         assert module is not None
@@ -158,13 +158,13 @@ def _warn_once() -> None:
 
 
 def ops_for(x: torch.Tensor) -> ModuleType:
-    """The module with the training ops (contract: `reference_ops`) that serves tensors like x."""
+    """The module with the training ops (contract: `reference`) for tensors like x."""
     # The ops take floating-point tensors only, and of those only float32 has four bytes.
     return _module(backend_for(x.device.type, x.dtype.itemsize == 4))
 
 
 def backend_for(device: str, float32: bool = True) -> str:
-    """The name of the backend that computes with tensors of that kind."""
+    """The name of the backend for tensors of that kind."""
     name = choice()
     if name != "auto":
         return name
@@ -183,7 +183,7 @@ def _module(name: str) -> ModuleType:
 
 
 def describe_backend() -> str:
-    """For people: what runs here, and if it is not the fastest, why and what to do."""
+    """A sentence for people: what runs here; if it is not the fastest, also why and what to do."""
     if backend() == "cpp":
         return f"kernels: the C++ extension is in use (CPU target {active_target()})"
     if choice() == "reference":

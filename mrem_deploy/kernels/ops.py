@@ -1,13 +1,13 @@
-"""The ops of training, as everyone calls them: meaning and checks. Schema and gradients are in `registered`.
+"""The training ops as everyone calls them: what they mean, and checks of their arguments.
 
-    fake_quant         quantize and dequantize with a learned step (LSQ)
+    fake_quant         quantize and dequantize with a learned scale (LSQ)
     fake_quant_linear  Y = Q(X)·Q(W)ᵀ + b
-    fake_quant_matmul  Y = Q(A)·Q(B), batched: attention's two products
+    fake_quant_matmul  Y = Q(A)·Q(B), batched: attention's two matmuls
     twn, laq           scales of weights
 
-What a reader would get wrong: products keep X and W for the backward pass, not the quantized copies, which
-are made again there; and they multiply integers, scaling once, in training and evaluation alike (rule 3 of
-`reference_ops`). Formulas are in `reference_ops`; which backend runs, in `backends`.
+The formulas are in `reference`, schema and gradients in `torch_ops`, the choice of a backend in `backends`.
+Note: matmuls keep X and W for the backward pass and quantize them again there. They multiply integers and
+scale once, in training and in evaluation (rule 3 of `reference`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def fake_quant(x: Tensor, scale: Tensor, grid: Grid) -> Tensor:
-    """x̂, differentiable in x and in the step: one number, or one for each row (shape x.shape[:-1] + (1,))."""
+    """x̂, differentiable in x and in the scale: one number, or one for each row (x.shape[:-1] + (1,))."""
     _check_values("x", x)
     _check_scale("scale", scale, x, x.shape)
     return torch_ops.fake_quant(x, scale, astuple(grid))
@@ -83,7 +83,7 @@ def fake_quant_matmul(a: Tensor, b: Tensor, a_quant: Quantized, b_quant: Quantiz
 
 
 def twn(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
-    """Threshold and scale of ternary weights; no gradient: the weight's passes straight through."""
+    """Threshold and scale of ternary weights. They have no gradient: the weight's passes straight through."""
     _check_values("weight", weight)
     return torch_ops.twn(weight.detach(), per_row)
 
@@ -91,7 +91,7 @@ def twn(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
 def laq(
     weight: Tensor, start: Tensor, diagonal: Tensor | None, grid: Grid, iterations: int, per_row: bool
 ) -> Tensor:
-    """Loss-aware scale; `start` is the first one in units of mean|w|, `diagonal` the curvature."""
+    """Loss-aware scale; `start` is the first scale in units of mean|w|, `diagonal` the curvature."""
     _check_values("weight", weight)
     if diagonal is not None:
         _check_values("diagonal", diagonal, like=weight)
@@ -109,15 +109,15 @@ def laq(
 
 def _check_values(name: str, x: Tensor, like: Tensor | None = None) -> None:
     if not isinstance(x, Tensor) or x.dtype not in FLOATS:
-        came = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"expected {name} as a tensor of 16-, 32- or 64-bit floats, but it is {came}")
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"expected {name} to be a tensor of 16-, 32- or 64-bit floats, got {got}")
     if like is not None and (x.dtype != like.dtype or x.device != like.device):
         raise TypeError(
-            f"expected {name} as {like.dtype} on {like.device} as the other operand, but it is {x.dtype} on "
+            f"expected {name} as {like.dtype} on {like.device}, like the other operand, got {x.dtype} on "
             f"{x.device}: convert one of them with .to()"
         )
     if x.numel() == 0:
-        raise ValueError(f"{name} is empty, {tuple(x.shape)}: leave out empty batches")
+        raise ValueError(f"{name} is empty, {tuple(x.shape)}: skip empty batches")
 
 
 def _check_single(name: str, how: Quantized, x: Tensor) -> None:
@@ -134,10 +134,10 @@ def _check_single(name: str, how: Quantized, x: Tensor) -> None:
 def _check_scale(name: str, scale: Tensor, x: Tensor, shape: Sequence[int]) -> None:
     expected = torch.float64 if x.dtype == torch.float64 else torch.float32
     if not isinstance(scale, Tensor) or scale.dtype != expected or scale.device != x.device:
-        came = f"{scale.dtype} on {scale.device}" if isinstance(scale, Tensor) else type(scale).__name__
-        raise TypeError(f"expected {name} as {expected} on {x.device}, but it is {came}")
+        got = f"{scale.dtype} on {scale.device}" if isinstance(scale, Tensor) else type(scale).__name__
+        raise TypeError(f"expected {name} as {expected} on {x.device}, got {got}")
     if scale.numel() != 1 and tuple(scale.shape) != (*shape[:-1], 1):
         raise ValueError(
-            f"expected {name} to be one number or one for each row, {(*shape[:-1], 1)}, but its shape is "
+            f"expected {name} to be one number or one for each row, {(*shape[:-1], 1)}, got "
             f"{tuple(scale.shape)}"
         )

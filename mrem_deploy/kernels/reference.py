@@ -1,15 +1,15 @@
-"""The training ops in plain torch: the explanation, the truth in the tests, the fallback on every device.
+"""The training ops in plain torch: the explanation, the truth in the tests, and the fallback on every device.
 
-Arguments are already checked by `ops`. Four rules make every other backend give the same integers:
+`ops` has checked the arguments. Four rules make every other backend give the same integers:
 
 1. codes = clamp(round(x / s) + z, low, high), by `numerics.quantize`: a true division, half to even;
 2. a ternary weight is sign(w)·[|w| > Δ], with Δ from `twn`;
-3. a product multiplies integers and scales once: y = (Cx·Cw)·(sx·sw), then + b. Sums of integers below 2^24
+3. a matmul multiplies integers and scales once: y = (Cx·Cw)·(sx·sw), then + b. Sums of integers below 2^24
    are exact in float32, so y does not depend on the order of the sum: not on batch, padding or machine;
-4. sums over weights and step gradients are taken in float64 and rounded once.
+4. sums over weights and gradients of scales are taken in float64 and rounded once.
 
-Inputs of 16 bits are computed in float32 and rounded at the end. NaN stays NaN in the values; a step's
-gradient is NaN if any element of x or of the incoming gradient is.
+Inputs of 16 bits are computed in float32 and rounded at the end. NaN stays NaN in the values; the gradient of
+a scale is NaN if any element of x or of the incoming gradient is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TWN_THRESHOLD = 0.7  # Δ = 0.7 · mean|w|, the constant of the TWN paper
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
-    """In the type that is computed in: float32 for 16-bit types, the own type otherwise."""
+    """In the type of the computation: float32 for 16-bit types, otherwise unchanged."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -49,7 +49,7 @@ def fake_quant(x: torch.Tensor, scale: torch.Tensor, grid: Grid) -> torch.Tensor
 def fake_quant_backward(
     grad: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, grid: Grid
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of x and of the step (Esser et al., "Learned Step Size Quantization", eq. 3 and 5).
+    """Gradients of x and of the scale (Esser et al., "Learned Step Size Quantization", eq. 3 and 5).
 
     dx̂/dx = 1 inside the range, 0 where it saturates;
     dx̂/ds = round(x/s) − x/s inside, the saturated integer (low − z or high − z) outside.
@@ -59,8 +59,8 @@ def fake_quant_backward(
     codes = ratio.round().clamp_(grid.low - grid.zero_point, grid.high - grid.zero_point)
     moved = codes - ratio
     saturated = moved.abs() > 0.5
-    by_step = torch.where(saturated, codes, moved) * wide(grad)
-    return grad.masked_fill(saturated, 0.0), sum_to_scale(by_step, scale)
+    by_scale = torch.where(saturated, codes, moved) * wide(grad)
+    return grad.masked_fill(saturated, 0.0), sum_to_scale(by_scale, scale)
 
 
 def sum_to_scale(by_element: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ def sum_to_scale(by_element: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def scale_once(
     product: torch.Tensor, left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Rule 3: the product of integers times the product of the steps, rounded, then the bias."""
+    """Rule 3: the product of integers times the product of the scales, rounded, then the bias."""
     scaled = product * (left.reshape(-1) * right.reshape(-1))
     return scaled if bias is None else scaled + bias
 
@@ -134,14 +134,14 @@ def matmul_backward(
 
 
 def _sum(x: torch.Tensor, per_row: bool) -> torch.Tensor:
-    """In float64, over a row or over the whole tensor, kept broadcastable against it."""
+    """In float64, over each row or over the entire tensor; broadcasts against it."""
     return x.sum(dim=-1, keepdim=True, dtype=torch.float64) if per_row else x.sum(dtype=torch.float64)
 
 
 def twn(weight: torch.Tensor, per_row: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Threshold Δ = 0.7·mean|w| and scale α = mean of |w| above it (Li et al., "Ternary Weight Networks").
 
-    A row of zeros keeps nothing; its scale is then 1, so that it stays a valid, harmless step.
+    In a row of zeros nothing is above it; the scale is then 1, which is valid and harmless.
     """
     magnitude = wide(weight).abs()
     count = weight.shape[-1] if per_row else weight.numel()
@@ -163,7 +163,7 @@ def laq(
     """α after alternating b = clamp(round(w/α)) and α = ΣD·w·b / ΣD·b² (Hou & Kwok, "Loss-aware Weight
     Quantization"), from α₀ = start · mean|w|; D is the diagonal curvature, absent the identity.
 
-    A step whose sums give no positive α keeps the last one.
+    An alternation whose sums give no positive α keeps the last one.
     """
     weight = wide(weight)
     count = weight.shape[-1] if per_row else weight.numel()

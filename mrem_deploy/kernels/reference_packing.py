@@ -1,7 +1,7 @@
-"""The ops in plain NumPy: the explanation, the truth in the tests, the fallback without the C++ extension.
+"""Packing in plain NumPy: the explanation, the truth in the tests, the fallback without the C++ extension.
 
-Arguments are already checked. The one thing that is not for clarity is the division into blocks: here a bit
-takes a whole byte on its way, eight times the memory of the codes.
+`packing` has checked the arguments. Blocks save memory: on its way each bit takes a byte, eight times the
+memory of the codes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-BLOCK = 1 << 20  # codes; any multiple of 8, so that every block ends at a whole byte
+BLOCK = 1 << 20  # codes; a multiple of 8, so that every block ends at a byte boundary
 
 
 def pack(codes: NDArray[np.int8], bits: int) -> NDArray[np.uint8]:

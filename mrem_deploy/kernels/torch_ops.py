@@ -1,7 +1,7 @@
 """The ops as torch knows them: schema, shapes for the compiler, gradients. Call them through `ops`.
 
-A grid crosses as the list of its four integers. What a reader would get wrong: outputs are always row-major,
-whatever the strides of the inputs, because the shapes told to the compiler say so.
+A schema has no room for `Quantized`, so it is passed as its parts, and a grid as its four integers. Note:
+outputs are always row-major, whatever the strides of the inputs, because the compiler is promised that.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def laq(
     return backends.ops_for(weight).laq(weight, start, diagonal, Grid(*grid), iterations, per_row)
 
 
-# What the compiler is told of shapes.
+# Shapes and types of the outputs, for the compiler.
 
 
 @fake_quant.register_fake
@@ -175,7 +175,7 @@ def _weight_scale(weight: Tensor, per_row: bool) -> Tensor:
     return weight.new_empty((*weight.shape[:-1], 1) if per_row else (), dtype=dtype)
 
 
-# Gradients. Arguments that are no tensors have none.
+# Gradients. Arguments that are not tensors have none.
 
 
 def _keep_fake_quant(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -19,7 +19,7 @@ from mrem_deploy.base.processes import in_fresh_process
 from mrem_deploy.base.progress import say
 from mrem_deploy.benchmarks import memory_job
 from mrem_deploy.benchmarks.geometry import Geometry, random_model, random_tokens
-from mrem_deploy.benchmarks.memory import add_totals
+from mrem_deploy.benchmarks.memory import with_totals
 from mrem_deploy.reproduce import claims, paper
 from mrem_deploy.reproduce.layout import NAMES, Record, Shown, method, quantity, words
 from mrem_deploy.reproduce.plan import available_methods, paper_plan
@@ -83,11 +83,11 @@ def _measure_mrem(shape: Shape) -> Measurement:
         shape.geometry, modules, shape.bits, shape.batch_size, shape.length, shape.steps, examples,
         on_disk=False, cache_dir=None, threads=shape.threads, seed=0,
     )  # fmt: skip
-    row = memory_job.in_fresh_process(job)
+    measured = memory_job.in_fresh_process(job)
     whole = memory_job.cache_megabytes(paper_plan("mnli").calib_size, shape.length, shape.geometry.hidden)
-    add_totals(row, whole, float("inf"))
-    seconds = [phase["seconds"] / shape.steps for phase in row["phases"] if "seconds" in phase]
-    return Measurement(seconds, row["total_mb"] / 1024, row["training_mb"] / 1024)
+    row = with_totals(measured, whole, float("inf"))
+    seconds = [phase.seconds / shape.steps for phase in measured.phases if phase.seconds is not None]
+    return Measurement(seconds, row.total_mb / 1024, row.training_mb / 1024)
 
 
 def _measure_rem(shape: Shape) -> Measurement:

@@ -6,6 +6,8 @@ import argparse
 import copy
 import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import nn
 from mrem_deploy import benchmark
 from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.benchmarks import options, step
+from mrem_deploy.benchmarks import options, step, step_job
 from mrem_deploy.benchmarks.contenders import present
 from mrem_deploy.benchmarks.geometry import Geometry, parse_geometry, random_model, random_tokens
 from mrem_deploy.benchmarks.output import check_folder, table
@@ -107,7 +109,7 @@ def test_rounds_interleave_and_the_warm_up_is_not_counted() -> None:
 
 
 def test_the_ratio_is_the_median_of_neighbours_not_the_ratio_of_medians() -> None:
-    result = Comparison((1.0, 2.0, 10.0), (1.5, 2.0, 20.0)).as_dict()  # ratios 1.5, 1, 2
+    result = Comparison((1.0, 2.0, 10.0), (1.5, 2.0, 20.0)).to_dict()  # ratios 1.5, 1, 2
     assert result["base_seconds"] == 2.0
     assert result["seconds"] == 2.0
     assert result["ratio"] == 1.5
@@ -257,7 +259,7 @@ def test_a_quantized_module_is_recognised(
 def test_an_unquantized_module_is_not_taken_for_a_quantized_one() -> None:
     teacher, part, quantized, recipe = students(1)
     expected = expected_quantizers(teacher, recipe.spec)
-    plain = carve(step.unquantized_student(teacher), CUTS)[1]
+    plain = carve(step_job.unquantized_student(teacher), CUTS)[1]
     with pytest.raises(AssertionError, match="expected quantizers"):
         check_quantized(part, plain, expected, *inputs(1))
     with pytest.raises(AssertionError, match="changes the output by 0"):
@@ -298,11 +300,11 @@ def test_a_layer_that_is_passed_by_is_found() -> None:
 @pytest.mark.parametrize("module", [0, 1, 2])
 def test_both_students_train_and_leave_no_gradients_behind(module: int) -> None:
     teacher, part, quantized, _ = students(module)
-    plain = carve(step.unquantized_student(teacher), CUTS)[module]
+    plain = carve(step_job.unquantized_student(teacher), CUTS)[module]
     batch, hidden = inputs(module)
     for student in (plain, quantized):
         trainer = ModuleTrainer(part, student, TrainSettings(10, 1e-4, 1e-3, 2, 0))
-        step.check_trains(step.stepper(trainer, [(batch, hidden, hidden)]), student)
+        step_job.check_trains(step_job.stepper(trainer, [(batch, hidden, hidden)]), student)
         # Gradients of a finished module would lie in memory while all the others are trained.
         assert all(parameter.grad is None for parameter in student.parameters())
 
@@ -310,14 +312,14 @@ def test_both_students_train_and_leave_no_gradients_behind(module: int) -> None:
 def test_a_student_that_does_not_train_is_found() -> None:
     teacher, part, _, _ = students(1)
     batch, hidden = inputs(1)
-    student = carve(step.unquantized_student(teacher), CUTS)[1]
+    student = carve(step_job.unquantized_student(teacher), CUTS)[1]
     frozen = ModuleTrainer(part, student, TrainSettings(10, 0.0, 0.0, 2, 0))
     with pytest.raises(AssertionError, match=r"unmoved: .*query"):
-        step.check_trains(step.stepper(frozen, [(batch, hidden, hidden)]), student)
+        step_job.check_trains(step_job.stepper(frozen, [(batch, hidden, hidden)]), student)
     twin = carve(copy.deepcopy(teacher).requires_grad_(True), CUTS)[1]
     equal = ModuleTrainer(part, twin, TrainSettings(10, 1e-4, 1e-3, 2, 0))
     with pytest.raises(AssertionError, match="loss 0"):
-        step.check_trains(step.stepper(equal, [(batch, hidden, hidden)]), twin)
+        step_job.check_trains(step_job.stepper(equal, [(batch, hidden, hidden)]), twin)
 
 
 def test_the_stepper_counts_steps_and_takes_batches_in_turn() -> None:
@@ -328,14 +330,14 @@ def test_the_stepper_counts_steps_and_takes_batches_in_turn() -> None:
             seen.append(arguments)
             return argparse.Namespace(loss=1.0)
 
-    call = step.stepper(Trainer(), [("a", 1, 2), ("b", 3, 4)])  # type: ignore[arg-type, list-item]
+    call = step_job.stepper(Trainer(), [("a", 1, 2), ("b", 3, 4)])  # type: ignore[arg-type, list-item]
     assert [call() for _ in range(3)] == [1.0] * 3
     assert seen == [(0, "a", 1, 2), (1, "b", 3, 4), (2, "a", 1, 2)]
 
 
 @pytest.fixture
 def allocator_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mrem_deploy.benchmarks.step.keep_large_blocks", lambda: True)
+    monkeypatch.setattr("mrem_deploy.benchmarks.step_job.keep_large_blocks", lambda: True)
 
 
 @pytest.mark.usefixtures("allocator_left_alone")
@@ -367,3 +369,17 @@ def test_step_writes_its_numbers_and_a_plot(tmp_path: Path, capsys: pytest.Captu
             assert other["speed_up"]["ratio"] == pytest.approx(percentile(ratios, 50))
     assert (tmp_path / "step.png").read_bytes().startswith(PNG)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step.json", "step.png"]
+
+
+@pytest.mark.parametrize("verb", benchmark.VERBS)
+def test_help_loads_neither_torch_nor_a_runtime(verb: str) -> None:
+    code = (
+        "import sys; from mrem_deploy import benchmark\n"
+        f"try: benchmark.main([{verb!r}, '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'onnx', 'onnx_ir', 'onnxruntime', 'matplotlib'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"usage: mrem benchmark {verb}" in done.stdout, done.stderr
+    assert done.returncode == 0, f"loaded: {done.stderr}"

@@ -11,7 +11,8 @@ import torch
 from mrem_deploy import benchmark
 from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.benchmarks import contenders, footprint, kernels, kernels_gpu, unfused
+from mrem_deploy.benchmarks import contenders, footprint, kernels, kernels_gpu, kernels_job, unfused
+from mrem_deploy.benchmarks.timing import Comparison
 from mrem_deploy.kernels import backends, ops, reference
 from mrem_deploy.kernels.quantized import Quantized
 from mrem_deploy.numerics import asymmetric_grid, symmetric_grid
@@ -68,18 +69,18 @@ def test_a_contender_is_in_force_only_inside_its_block() -> None:
 
 def test_whoever_computes_something_else_is_not_timed() -> None:
     truth = (torch.ones(100), torch.ones(100), torch.tensor(3.0))
-    kernels.check_agrees("cpp", truth, truth)
+    kernels_job.check_agrees("cpp", truth, truth)
     one_off = (torch.cat([torch.ones(99), torch.zeros(1)]), *truth[1:])
     for wrong in (one_off, (truth[0], one_off[0], truth[2]), (*truth[:2], torch.tensor(4.0))):
         with pytest.raises(AssertionError, match="cpp computes something else"):
-            kernels.check_agrees("cpp", wrong, truth)
+            kernels_job.check_agrees("cpp", wrong, truth)
 
 
 def test_kernels_writes_its_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(kernels, "keep_large_blocks", lambda: True)
-    monkeypatch.setattr(kernels, "_compiled", lambda: None)  # compiling takes longer than all the rest
+    monkeypatch.setattr(kernels_job, "keep_large_blocks", lambda: True)
+    monkeypatch.setattr(kernels_job, "_compiled", lambda: None)  # compiling takes longer than all the rest
     line = ["kernels", "--sizes", "8x32,3x7", "--rounds", "3", "--warmup", "1", "--out", str(tmp_path)]
     assert cli.run(benchmark.main, line) == 0
     assert "Not measured: compile, torch.compile does not work here" in capsys.readouterr().out
@@ -103,7 +104,7 @@ def test_sizes_are_checked(sizes: str, capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.slow
 def test_footprint_measures_every_contender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def here(*job: object) -> dict[str, object]:
+    def here(*job: object) -> footprint.Footprint:
         return footprint.measure(*job)  # type: ignore[arg-type]
 
     monkeypatch.setattr(footprint, "in_fresh_process", here)
@@ -122,6 +123,8 @@ def test_the_cases_for_gpus_run_and_a_wrong_backend_is_found() -> None:
         assert kernels_gpu._agrees(call(reference), truth), name
         wrong = tuple(part * 1.01 for part in (truth if isinstance(truth, tuple) else (truth,)))
         assert not kernels_gpu._agrees(wrong, truth), name
-    row = {"op": "laq", "milliseconds": 1.0, "torch_milliseconds": 3.0, "ratio": 0.25, "agrees": False}
+    compared = Comparison(base=(0.004, 0.004, 0.003), other=(0.001, 0.001, 0.001))  # 4, 4 and 3 times
+    row = kernels_gpu.GpuKernelRow("laq", "some GPU", compared, agrees=False)
+    assert row.to_dict()["milliseconds"] == 1.0
     assert "4.00×" in kernels_gpu.as_table([row])
     assert "NO" in kernels_gpu.as_table([row])

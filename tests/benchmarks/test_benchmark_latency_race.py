@@ -16,13 +16,12 @@ from onnx import TensorProto, helper
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.benchmarks.latency import race, report, verb
 from mrem_deploy.benchmarks.latency.contenders import CUDA, Contender, ContenderFailed, Worker
-from mrem_deploy.benchmarks.latency.lineup import parse_session_options
-from mrem_deploy.benchmarks.latency.race import Plan, Shape
+from mrem_deploy.benchmarks.latency.settings import RaceSettings, Shape, parse_session_options
 
 WORDS = 50
 
 
-def plan(**changes: Any) -> Plan:
+def plan(**changes: Any) -> RaceSettings:
     values: dict[str, Any] = {
         "shapes": (Shape(1, 4), Shape(2, 8)),
         "threads": (1,),
@@ -32,7 +31,7 @@ def plan(**changes: Any) -> Plan:
         "vocabulary": WORDS,
         "seed": 0,
     }
-    return Plan(**values | changes)
+    return RaceSettings(**values | changes)
 
 
 # -- one process per model ---------------------------------------------------------------------------------
@@ -167,7 +166,7 @@ def test_numbers_of_the_race_by_hand(fake: type[FakeWorker], tmp_path: Path) -> 
         *("ours", "fp32", "rival"),
         *("fp32", "rival", "ours"),
     ]
-    first, rival, ours = (standing.as_dict() for standing in standings)
+    first, rival, ours = (standing.to_dict() for standing in standings)
     assert [row["file_mb"] for row in (first, rival, ours)] == [3.0, 1.0, 1.0]
     assert ours["load_seconds"] == 0.5
     assert (ours["empty_mb"], ours["loaded_mb"], ours["resident_mb"]) == (40.0, 60.0, 70.0)
@@ -191,7 +190,7 @@ def test_one_that_fails_is_left_out_and_the_others_go_on(fake: type[FakeWorker],
     assert [standing.failed for standing in standings] == [None, "does not load", None]
     assert [len(standing.cells) for standing in standings] == [2, 0, 2]
     shown = report.tables({"CPU": standings}, plan())
-    assert "| rival |      1.0 |  failed |" in shown
+    assert "| rival |       1.0 |  failed |" in shown
     assert "Failed: rival: does not load" in report.summary({"CPU": standings}, "x", plan(), None, "")
     assert verb._measured(standings) == standings
 

@@ -13,7 +13,7 @@ import torch
 from mrem_deploy import benchmark
 from mrem_deploy.base import cli
 from mrem_deploy.benchmarks import parallel
-from mrem_deploy.benchmarks.parallel_job import Job, measure
+from mrem_deploy.benchmarks.parallel_job import Job, TimedRun, measure
 
 SHAPE = ["--geometry", "16x3x2x32x50", "--batch-size", "2", "--length", "6", "--steps", "4"]
 
@@ -54,12 +54,12 @@ def test_the_runs_take_turns_and_their_numbers_are_written(
 
 
 def test_a_speed_up_is_that_of_neighbours_in_time() -> None:
-    def runs(*seconds: float) -> list[dict[str, Any]]:
-        return [{"seconds": s, "workers": []} for s in seconds]
+    def runs(*seconds: float) -> list[TimedRun]:
+        return [TimedRun(s) for s in seconds]
 
     row = parallel.summarise("x", runs(1.0, 2.0, 10.0), runs(2.0, 3.0, 40.0), steps=1)
-    assert row["speed_up"] == 2.0  # of 2, 1.5 and 4; the ratio of the medians would be 1.5
-    assert row["seconds"] == 2.0
+    assert row.speed_up == 2.0  # of 2, 1.5 and 4; the ratio of the medians would be 1.5
+    assert row.seconds == 2.0
 
 
 def test_a_short_run_caches_the_share_of_a_full_one() -> None:

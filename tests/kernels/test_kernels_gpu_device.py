@@ -43,4 +43,4 @@ def test_the_benchmark_runs() -> None:
 
     rows = run_gpu(tokens=256, rounds=2, warmup=1)
     assert rows
-    assert all(row["milliseconds"] > 0 and row["agrees"] for row in rows)
+    assert all(row.milliseconds > 0 and row.agrees for row in rows)

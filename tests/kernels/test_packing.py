@@ -145,7 +145,7 @@ def test_extremes_are_accepted_and_beyond_is_refused(
         for place in (0, 8, 17):
             codes = extremes.copy()
             codes[place] = wrong
-            with pytest.raises(ValueError, match=rf"{low} to {high}, but they reach .*{wrong}.*clip"):
+            with pytest.raises(ValueError, match=rf"{low} to {high}, got .*{wrong}.*clip"):
                 kernels.pack(codes, bits)
 
 
@@ -163,9 +163,9 @@ def test_unknown_bits_are_refused(bits: object) -> None:
 def test_wrong_sizes_are_refused(each_backend: str) -> None:
     packed = kernels.pack(random_codes(3, 10), 3)  # 4 bytes
     for count in (7, 11, 1000):  # 3, 5 and 375 bytes
-        with pytest.raises(ValueError, match=rf"for {count} codes of 3 bits, but there are 4"):
+        with pytest.raises(ValueError, match=rf"for {count} codes of 3 bits, got 4"):
             kernels.unpack(packed, 3, count)
-    with pytest.raises(ValueError, match="at least 0, but it is -1"):
+    with pytest.raises(ValueError, match="at least 0, got -1"):
         kernels.unpack(packed, 3, -1)
     with pytest.raises(TypeError, match="as an integer"):
         kernels.unpack(packed, 3, 10.0)  # type: ignore[arg-type]
@@ -204,7 +204,7 @@ def test_backend_is_chosen_by_the_environment(monkeypatch: pytest.MonkeyPatch) -
     assert backends.implementation() is reference_packing
     assert "MREM_BACKEND=reference" in kernels.describe_backend()
     monkeypatch.setenv("MREM_BACKEND", "gpu")
-    with pytest.raises(UserError, match=r"auto, reference, cpp, triton, but is 'gpu'"):
+    with pytest.raises(UserError, match=r"auto, reference, cpp, triton; got 'gpu'"):
         kernels.backend()
 
 

@@ -1,7 +1,7 @@
-"""Who takes part in the race, and the process that holds one of them.
+"""A model that is timed, and the process that holds it.
 
-Every model runs in a process of its own: its memory is then its own, a runtime that crashes takes nobody
-with it, and no library in this process (torch) lends it threads or memory.
+Every model runs in a separate process. So its memory can be measured, a runtime that crashes does not end the
+others, and no library of this process (torch) adds threads or memory.
 """
 
 from __future__ import annotations
@@ -17,21 +17,28 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
-from mrem_deploy.base.machine import MB
+from mrem_deploy.base.units import MIB
+from mrem_deploy.benchmarks.latency.messages import (
+    FeedReply,
+    LoadReply,
+    LoadRequest,
+    ProfileReply,
+    RunReply,
+)
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
 LAST_LINES = 3  # of what a dead process printed
-# Some virtual machines announce AMX, which then faults; OpenVINO's kernels are oneDNN's.
+# Some virtual machines announce AMX, which then faults; OpenVINO uses oneDNN's kernels.
 ONEDNN_LIMIT = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A model file, and how it is run. The name says all that tells it from the others."""
+    """A model file and how it is run. The name says everything in which it differs from the others."""
 
     name: str
     path: Path
@@ -44,17 +51,17 @@ class Contender:
 
     @property
     def tuned(self) -> bool:
-        """Whether it runs with session options other than the default ones: no part of the headline."""
+        """Whether it runs with other session options than the defaults: then the headline leaves it out."""
         return bool(self.disabled_optimizers or self.config)
 
     @property
     def file_mb(self) -> float:
-        """The file, and the weights beside it where the format keeps them apart."""
-        beside = (self.path.with_suffix(".bin"), self.path.with_name(self.path.name + ".data"))
-        return sum(file.stat().st_size for file in (self.path, *beside) if file.is_file()) / MB
+        """The file, and the file of its weights if the format keeps them apart."""
+        weights = (self.path.with_suffix(".bin"), self.path.with_name(self.path.name + ".data"))
+        return sum(file.stat().st_size for file in (self.path, *weights) if file.is_file()) / MIB
 
-    def describe(self) -> dict[str, Any]:
-        """What the json file says of it; where the file lay does not matter."""
+    def to_dict(self) -> dict[str, Any]:
+        """For the json file; where the model was stored does not matter."""
         return {
             "name": self.name,
             "ours": self.ours,
@@ -75,12 +82,13 @@ class ContenderFailed(Exception):
 
 
 class Worker:
-    """The process of one contender; `load` tells what loading took. Leaving the block ends the process."""
+    """The process of one contender; `load` is what loading took. Leaving the block ends the process."""
+
+    load: LoadReply
 
     def __init__(self, contender: Contender, threads: int, profile: Path | None = None) -> None:
         self.contender = contender
-        self._request = {
-            "do": "load",
+        self._request: LoadRequest = {
             "runtime": contender.runtime,
             "path": str(contender.path),
             "provider": contender.provider,
@@ -90,11 +98,10 @@ class Worker:
             "threads": threads,
             "profile": None if profile is None else str(profile),
         }
-        self.load: dict[str, Any] = {}
 
     def __enter__(self) -> Worker:
         limits = ONEDNN_LIMIT if self.contender.runtime == "openvino" else {}
-        # To a file: nobody reads it while the process runs, and a full pipe would stop it.
+        # Into a file: nobody reads while the process runs, and a full pipe would block it.
         self._printed = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "mrem_deploy.benchmarks.latency.worker"],
@@ -105,7 +112,7 @@ class Worker:
             encoding="utf-8",
         )
         try:
-            self.load = self._ask(self._request)
+            self.load = cast(LoadReply, self._ask({"do": "load", **self._request}))
         except BaseException:
             self.close()
             raise
@@ -116,24 +123,25 @@ class Worker:
     ) -> None:
         self.close()
 
-    def feed(self, batch: int, sequence: int, vocabulary: int, seed: int) -> dict[str, Any]:
-        """Give it a new input; returns the beginning of its outputs and the memory then."""
-        return self._ask(
-            {"do": "feed", "batch": batch, "sequence": sequence, "vocabulary": vocabulary, "seed": seed}
-        )
+    def feed(self, batch: int, sequence: int, vocabulary: int, seed: int) -> FeedReply:
+        """Give it a new input; returns the beginning of its outputs and the memory at that point."""
+        request = {"batch": batch, "sequence": sequence, "vocabulary": vocabulary, "seed": seed}
+        return cast(FeedReply, self._ask({"do": "feed", **request}))
 
     def run(self) -> float:
         """Seconds of one run, by the clock of that process."""
-        return float(self._ask({"do": "run"})["seconds"])
+        return self._run()["seconds"]
 
     def node_times(self, runs: int) -> dict[str, float]:
-        """Seconds per operator kind; the worker must have been given a folder for profiles."""
-        times: dict[str, float] = self._ask({"do": "profile", "runs": runs})["nodes"]
-        return times
+        """Seconds per operator kind; needs a worker that was started with a folder for profiles."""
+        return cast(ProfileReply, self._ask({"do": "profile", "runs": runs}))["nodes"]
 
     def resident_mb(self) -> float:
         """Its memory after one more run."""
-        return float(self._ask({"do": "run"})["resident_mb"])
+        return self._run()["resident_mb"]
+
+    def _run(self) -> RunReply:
+        return cast(RunReply, self._ask({"do": "run"}))
 
     def close(self) -> None:
         """End of input ends the program; a process that hangs is killed."""

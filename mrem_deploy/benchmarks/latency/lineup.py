@@ -1,57 +1,28 @@
-"""Who takes part: our exported models, and the rivals that latency_rivals.py makes, on a CPU or a GPU.
+"""Which models are timed: our exported ones and the rivals that rivals.py makes, on a CPU or a GPU.
 
-The headline is every model at onnxruntime's default options. A second entry of ours has the session options
-that help (`--options`); it bears them in its name and no verdict counts it.
+The headline compares all models at onnxruntime's default options. A second entry of ours has the session
+options that help (`--options`); its name says so, and no verdict counts it.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.progress import say
-from mrem_deploy.benchmarks.latency import rivals as rivals
+from mrem_deploy.benchmarks.latency import rivals
 from mrem_deploy.benchmarks.latency.contenders import CUDA, TENSORRT, Contender
+from mrem_deploy.benchmarks.latency.settings import PEERS, SessionOptions
 from mrem_deploy.benchmarks.latency.subject import Subject
 from mrem_deploy.quant.frozen import FrozenModel
 
 HEADLINE_PROFILE = "ort-cpu"
 NEEDED = ("onnx", "onnxruntime", "onnxscript")
-PEERS = {"openvino": "pip install openvino nncf"}
-OPTIONS_SPELLING = "disabled_optimizers=SkipLayerNormFusion, or KEY=VALUE;KEY=VALUE, or none"
-
-
-@dataclass(frozen=True)
-class SessionOptions:
-    """What differs from onnxruntime's defaults; the text is what the user wrote."""
-
-    text: str
-    disabled_optimizers: tuple[str, ...] = ()
-    config: dict[str, str] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def parse_session_options(text: str) -> SessionOptions | None:
-    """'disabled_optimizers=A,B;session.some_key=1' → the options; 'none' → None."""
-    if text == "none":
-        return None
-    pairs = [part.partition("=") for part in text.split(";")]
-    values = {key.strip(): value.strip() for key, _, value in pairs}
-    if len(values) != len(pairs) or not all(key and value for key, value in values.items()):
-        raise UserError(f"--options {text!r} cannot be read", f"use {OPTIONS_SPELLING}")
-    disabled = tuple(
-        name.strip() for name in values.pop("disabled_optimizers", "").split(",") if name.strip()
-    )
-    return SessionOptions(text, disabled, values)
 
 
 def check_installed(peers: tuple[str, ...]) -> None:
-    """Before anything is made: a peer that is unknown, or a package that is not there."""
+    """Refuse an unknown peer or a missing package before anything is made."""
     unknown = [peer for peer in peers if peer not in PEERS]
     if unknown:
         raise UserError(f"there is no peer {unknown[0]!r}", f"choose among {', '.join(PEERS)}")
@@ -64,7 +35,7 @@ def check_installed(peers: tuple[str, ...]) -> None:
 
 
 def choose_profiles(asked: tuple[str, ...] | None, folder: Path | None) -> tuple[str, ...]:
-    """Those asked for; else the headline's and whatever else was exported into the result folder."""
+    """Those asked for; otherwise the headline's profile and all that were exported into the result folder."""
     from mrem_deploy.export import PROFILES
 
     if asked is None:
@@ -134,7 +105,7 @@ def exported(subject: Subject, frozen: FrozenModel, bits: str, profile: str, wor
         path = subject.folder / PROFILES[profile].file
         if path.is_file() and _same_recipe(path, frozen):
             return path
-        reason = "is of another run" if path.is_file() else "does not exist"
+        reason = "is from another run" if path.is_file() else "does not exist"
         say(f"{path.name} {reason}: exported for this measurement only (mrem export {subject.folder})")
     say(f"exporting {bits} for {profile}")
     return export_onnx(frozen, work / f"{bits}-{profile}.onnx", profile)
@@ -161,7 +132,7 @@ def why_no_gpu(gpu: str | None) -> str | None:
 
 
 def gpu_lineup(subject: Subject, work: Path) -> list[Contender]:
-    """Full precision, half precision and ours on the CUDA provider, and on TensorRT where that is there.
+    """Full precision, half precision and ours on the CUDA provider, and on TensorRT if it is available.
 
     `work` holds what `cpu_lineup` made.
     """
@@ -174,7 +145,7 @@ def gpu_lineup(subject: Subject, work: Path) -> list[Contender]:
         Contender("CUDA fp16", half, provider=CUDA),
         Contender("CUDA quantize_static QDQ", static, provider=CUDA),
     ]
-    lineup += _ours_on("CUDA", "int8", {"provider": CUDA}, subject, work)
+    lineup += _ours_on("CUDA", "int8", subject, work, CUDA, {})
     if TENSORRT not in onnxruntime.get_available_providers():
         say("TensorRT is left out: this onnxruntime does not have its provider")
         return lineup
@@ -183,14 +154,14 @@ def gpu_lineup(subject: Subject, work: Path) -> list[Contender]:
         Contender("TensorRT fp32", fp32, provider=TENSORRT),
         Contender("TensorRT fp16", fp32, provider=TENSORRT, provider_options=half_allowed),
     ]
-    ours = {"provider": TENSORRT, "provider_options": {"trt_int8_enable": "1", **half_allowed}}
-    return lineup + _ours_on("TensorRT", "tensorrt", ours, subject, work)
+    integers_allowed = {"trt_int8_enable": "1", **half_allowed}
+    return lineup + _ours_on("TensorRT", "tensorrt", subject, work, TENSORRT, integers_allowed)
 
 
 def _ours_on(
-    device: str, profile: str, where: dict[str, Any], subject: Subject, work: Path
+    device: str, profile: str, subject: Subject, work: Path, provider: str, options: dict[str, str]
 ) -> list[Contender]:
-    """Ours in a profile; one that cannot carry this model is left out with its reason."""
+    """Ours in a profile; a model that the profile cannot carry is left out, with the reason."""
     lineup = []
     for bits, frozen in subject.frozen.items():
         try:
@@ -198,5 +169,6 @@ def _ours_on(
         except UserError as error:
             say(f"left out: ours {bits} on {device}: {error}")
         else:
-            lineup.append(Contender(f"{device} ours {bits}", path, ours=True, **where))
+            name = f"{device} ours {bits}"
+            lineup.append(Contender(name, path, provider=provider, provider_options=options, ours=True))
     return lineup

@@ -1,14 +1,14 @@
-"""The rivals, made on the spot from the same full-precision model, each as its own documentation says.
+"""The rivals, made from the same full-precision model, each as its documentation says.
 
 1. ORT fp32: `torch.onnx.export` of the Hugging Face model, dynamic batch and sequence.
 2. `quantize_dynamic`, at its defaults and per channel: int8 weights, activations quantized as they come.
 3. `quantize_static`, QDQ after its own pre-processing, calibrated on a few sentences: at its defaults (int8
-   activations) and with uint8 activations, because x86 processors run half of the int8 products in float.
+   activations) and with uint8 activations, because on x86 processors half of the int8 matmuls run in float.
 4. fp16 for GPUs, by the converter that comes with onnxruntime.
 5. OpenVINO's int8: by NNCF where that is installed, else the QDQ model of 3 in OpenVINO's runtime.
 
-Every function refuses to hand out a model in which it finds nothing quantized: a rival that silently stayed
-in full precision would be an easy one.
+Every function fails if its model has nothing quantized: a rival that silently stayed in full precision would
+be easy to beat.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def export_fp32(model: PreTrainedModel, path: Path) -> Path:
     size = sum(value.numel() * value.element_size() for value in model.parameters())
     if size >= LARGEST_FILE:
         raise UserError(
-            f"the full-precision model has {size / 2**30:.1f} GB; rivals are single files of 2 at most",
+            f"the full-precision model has {size / 2**30:.1f} GiB; rivals are single files of at most 2 GiB",
             "measure a smaller model, or the geometry of this one with fewer layers",
         )
     # Both forms of attention run equally fast in onnxruntime; this one has fewer nodes to be quantized.
@@ -49,8 +49,8 @@ def export_fp32(model: PreTrainedModel, path: Path) -> Path:
 
 
 def _drop_shapes_of_weights(path: Path) -> None:
-    """onnxruntime's quantizers transpose the weight of a Gemm but not what the file says of its shape, and
-    then refuse the file. The shape stands in the weight itself anyway."""
+    """onnxruntime's quantizers transpose the weight of a Gemm but not its noted shape, and then refuse
+    the file. The weight itself has the shape anyway."""
     import onnx
 
     model = onnx.load(path)

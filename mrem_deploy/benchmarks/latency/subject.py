@@ -1,7 +1,7 @@
-"""What is measured: a full-precision model, its quantized twins, and sentences to calibrate rivals on.
+"""What is measured: a full-precision model, its quantized copies, and sentences to calibrate rivals on.
 
-Either all of it belongs to a result folder, whose recipe names the original model and its data, or it is
-made of random weights in a given geometry: time depends on the shape, not on the values.
+Either all of it comes from a result folder, whose recipe names the original model and its data, or it has
+random weights in a given geometry: time depends on the shape, not on the values.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ IDENTITY = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
 
 @dataclass
 class Subject:
-    """`frozen` has a quantized twin for each bit setting; `folder` holds exported files, if anything does."""
+    """`frozen` has a quantized copy for each bit setting; `folder` is the result folder, if there is one."""
 
     title: str
     model: PreTrainedModel
@@ -63,7 +63,7 @@ def from_folder(folder: Path, model: str | None, data: str | None, seed: int) ->
 def from_geometry(
     geometry: Geometry, bits: tuple[str, ...], per_channel: bool, symmetric: bool, seed: int
 ) -> Subject:
-    """Random weights; the steps are searched on random tokens, and nothing is trained."""
+    """Random weights; scales are searched on random tokens, and nothing is trained."""
     teacher = random_model(geometry, seed).requires_grad_(False)
     tokens = random_tokens(geometry, CALIBRATION_SENTENCES, CALIBRATION_LENGTH, seed)
     frozen = {}
@@ -77,7 +77,7 @@ def from_geometry(
             init_batches=1,
             seed=seed,
         )
-        # A copy, because quantizing exchanges the attention of the teacher as well.
+        # A copy, because quantizing replaces the teacher's attention as well.
         student = make_student(copy.deepcopy(teacher), recipe, tokens)
         frozen[setting] = freeze(student, RANDOM_HEAD)
         frozen[setting].notes = {"bits": setting, "method": "random weights"}
@@ -89,7 +89,7 @@ def _recipe(folder: Path) -> Recipe:
     if not path.is_file():
         raise UserError(
             f"{folder} has no recipe.yaml, which names the full-precision model to compare with",
-            "copy the result folder again, whole",
+            "copy the entire result folder again",
         )
     return make_recipe(from_yaml(path))
 
@@ -99,9 +99,7 @@ def _original(
 ) -> tuple[PreTrainedModel, Any]:
     place = moved or recipe.model
     if place is None:
-        raise UserError(
-            f"the recipe of {folder} names no full-precision model", "say where it is with --model"
-        )
+        raise UserError(f"the recipe of {folder} names no full-precision model", "name it with --model")
     say(f"loading {place}")
     try:
         model, tokenizer = load_model(place, frozen.head)
@@ -123,7 +121,7 @@ def _original(
 
 
 def _sentences(folder: Path, recipe: Recipe, tokenizer: Any, moved: str | None, seed: int) -> Encoded:
-    """A few of the training split, as the quantized model itself was calibrated on."""
+    """A few of the training split, which the quantized model was calibrated on as well."""
     columns = Columns(recipe.text_column, recipe.text_pair_column, recipe.label_column)
     try:
         task = open_task(str(recipe.task), moved or str(recipe.data), columns, recipe.eval_data)

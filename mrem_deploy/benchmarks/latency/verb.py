@@ -1,33 +1,40 @@
 """Latency of exported models against ONNX rivals made on the spot from the same full-precision model.
 
-With DIR, the result folder of a run: its ONNX files, and rivals of the model that its recipe names. Without:
-random weights in a --geometry. Every model runs in a process of its own; all take turns, one run each per
-round, and the median of the ratios to ORT fp32 within a round is reported. Sessions have onnxruntime's
-default options, but for the number of threads; the entry "with --options" alone has others.
+Reports median and p95 latency, throughput, load time, file size and memory. With DIR, the result folder of a
+run: its ONNX files, and rivals made from the model that its recipe names. Without: random weights in a
+--geometry. Every model runs in a separate process. All take turns, one run each per round; a speed-up is the
+median over the rounds of the ratio to ORT fp32. Sessions have onnxruntime's default options except for the
+number of threads; only the entry "with --options" has others.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mrem_deploy.base import machine
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import explained
 from mrem_deploy.base.progress import say
 from mrem_deploy.benchmarks import options as opt
 from mrem_deploy.benchmarks.geometry import SPELLING, parse_geometry
-from mrem_deploy.benchmarks.latency import lineup as lineup
-from mrem_deploy.benchmarks.latency import report as report
-from mrem_deploy.benchmarks.latency import subject as subjects
-from mrem_deploy.benchmarks.latency.race import Plan, Shape, Standing, race, running
+from mrem_deploy.benchmarks.latency.settings import (
+    OPTIONS_SPELLING,
+    PEERS,
+    RaceSettings,
+    Shape,
+    parse_session_options,
+    read_shape,
+)
 from mrem_deploy.benchmarks.output import Result
 from mrem_deploy.deploy.optimizers import check_optimizers
+
+if TYPE_CHECKING:
+    from mrem_deploy.benchmarks.latency.race import Standing
+    from mrem_deploy.benchmarks.latency.subject import Subject
 
 EXAMPLES = """\
 examples:
@@ -49,15 +56,6 @@ TUNED = "disabled_optimizers=SkipLayerNormFusion"
 DEVICES = ("auto", "cpu", "gpu")
 
 
-def read_shape(text: str) -> Shape:
-    match = re.fullmatch(r"([1-9][0-9]*)[x×]([1-9][0-9]*)", text)
-    if match is None:
-        raise UserError(
-            f"--shapes: {text!r} is no shape", "write BATCHxTOKENS, for example --shapes 1x32,8x128"
-        )
-    return Shape(int(match[1]), int(match[2]))
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     def add(flag: str, read: Callable[[str], Any], help: str, name: str | None = None) -> None:
         opt.add_option(parser, flag, read, help, DEFAULTS, name)
@@ -65,7 +63,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", nargs="?", metavar="DIR", help="result folder; without it, random weights")
     add("--geometry", parse_geometry, f"without DIR: shape of the model: {SPELLING}")
     add("--bits", opt.several(opt.bits, "--bits", "4-4-8,2-2-8"), "without DIR: W-E-A settings")
-    parser.add_argument("--per-channel", action="store_true", help="without DIR: one weight step per channel")
+    parser.add_argument(
+        "--per-channel", action="store_true", help="without DIR: one weight scale per channel"
+    )
     parser.add_argument("--symmetric", action="store_true", help="without DIR: no asymmetric activations")
     parser.add_argument("--model", help="with DIR: where the full-precision model is now, if it has moved")
     parser.add_argument("--data", help="with DIR: where the task's data is now, if it has moved")
@@ -73,7 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     counts = opt.several(opt.whole("--threads", 1), "--threads", "1,2")
     add("--threads", counts, "threads of one session", "thread_counts")
     add("--rounds", opt.whole("--rounds", 1), "timed rounds, one run of each model per round")
-    add("--warmup", opt.whole("--warmup", 1), "rounds before the clock counts")
+    add("--warmup", opt.whole("--warmup", 1), "rounds before the timed ones")
     add("--loads", opt.whole("--loads", 1), "fresh processes per model for its load time")
     parser.add_argument(
         "--profiles",
@@ -82,34 +82,40 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--options",
-        type=lineup.parse_session_options,
+        type=parse_session_options,
         default=TUNED,
         metavar="OPTIONS",
-        help=f"session options of a second entry of ours: {lineup.OPTIONS_SPELLING} (default {TUNED})",
+        help=f"session options of a second entry of ours: {OPTIONS_SPELLING} (default {TUNED})",
     )
     parser.add_argument(
         "--peers",
         type=opt.several(str, "--peers", "openvino"),
         default=(),
-        help=f"other runtimes to compare with: {', '.join(lineup.PEERS)}",
+        help=f"other runtimes to compare with: {', '.join(PEERS)}",
     )
-    parser.add_argument("--device", default="auto", help="cpu, gpu, or auto (default): both, as far as there")
-    parser.add_argument("--profile-nodes", action="store_true", help="also where the time goes, by operator")
+    parser.add_argument("--device", default="auto", help="cpu, gpu, or auto (default): all that there are")
+    parser.add_argument(
+        "--profile-nodes", action="store_true", help="also report where the time goes, by operator"
+    )
     opt.add_places(parser)
 
 
 def run(options: argparse.Namespace) -> Result:
+    from mrem_deploy.base import machine
+    from mrem_deploy.benchmarks.latency import lineup, report
+    from mrem_deploy.benchmarks.latency.race import race
+
     _check(options)
     if options.options is not None:
         check_optimizers(options.options.disabled_optimizers)
     opt.fill_in(options, DEFAULTS)
-    gpu = machine.describe()["gpu"]
+    gpu = machine.describe_machine()["gpu"]
     missing = lineup.why_no_gpu(gpu)
     if missing and options.device == "gpu":
         raise UserError(f"--device gpu: {missing}", "use --device cpu")
     subject = _subject(options)
     _check_shapes(options.shapes, subject)
-    plan = Plan(
+    settings = RaceSettings(
         options.shapes,
         options.thread_counts,
         options.rounds,
@@ -126,10 +132,10 @@ def run(options: argparse.Namespace) -> Result:
         on_cpu = lineup.cpu_lineup(subject, profiles, options.options, options.peers, work)
         on_gpu = [] if missing or options.device == "cpu" else lineup.gpu_lineup(subject, work)
         if options.device != "gpu":
-            sections["CPU"] = _measured(race(on_cpu, plan))
+            sections["CPU"] = _measured(race(on_cpu, settings))
         if on_gpu:
-            # The threads of a session do not matter where the work is done elsewhere.
-            sections["GPU"] = _measured(race(on_gpu, replace(plan, threads=plan.threads[:1])))
+            # A session's threads do not matter when a GPU does the work.
+            sections["GPU"] = _measured(race(on_gpu, replace(settings, threads=settings.threads[:1])))
     skipped = f"GPU: skipped, {missing}." if missing and options.device == "auto" else ""
     if skipped:
         say(skipped)
@@ -137,14 +143,16 @@ def run(options: argparse.Namespace) -> Result:
         "latency",
         _settings(options, subject),
         report.rows(sections),
-        report.tables(sections, plan),
-        report.summary(sections, subject.title, plan, options.options, skipped),
-        lambda: report.draw(sections, subject.title, plan),
+        report.tables(sections, settings),
+        report.summary(sections, subject.title, settings, options.options, skipped),
+        lambda: report.draw(sections, subject.title, settings),
     )
 
 
 def _check(options: argparse.Namespace) -> None:
-    """What does not fit together, before anything is built or loaded."""
+    """Refuse what does not fit together before anything is built or loaded."""
+    from mrem_deploy.benchmarks.latency import lineup
+
     if options.device not in DEVICES:
         raise UserError(f"--device must be {', '.join(DEVICES)}; got {options.device!r}", "see --help")
     lineup.check_installed(options.peers)
@@ -160,7 +168,9 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError(f"{flag} {reason}", f"leave out {flag}" + (" or DIR" if options.folder else ""))
 
 
-def _subject(options: argparse.Namespace) -> subjects.Subject:
+def _subject(options: argparse.Namespace) -> Subject:
+    from mrem_deploy.benchmarks.latency import subject as subjects
+
     if options.folder is not None:
         return subjects.from_folder(Path(options.folder), options.model, options.data, options.seed)
     return subjects.from_geometry(
@@ -168,13 +178,13 @@ def _subject(options: argparse.Namespace) -> subjects.Subject:
     )
 
 
-def _settings(options: argparse.Namespace, subject: subjects.Subject) -> dict[str, Any]:
-    """As given; of a result folder the bits are its own and the geometry's default says nothing."""
+def _settings(options: argparse.Namespace, subject: Subject) -> dict[str, Any]:
+    """As given. A result folder has its own bits, and the default geometry would mean nothing."""
     settings = opt.as_settings(options) | {"subject": subject.title, "bits": list(subject.frozen)}
     return settings if subject.folder is None else settings | {"geometry": None}
 
 
-def _check_shapes(shapes: tuple[Shape, ...], subject: subjects.Subject) -> None:
+def _check_shapes(shapes: tuple[Shape, ...], subject: Subject) -> None:
     too_long = [shape for shape in shapes if subject.longest and shape.sequence > subject.longest]
     if too_long:
         raise UserError(
@@ -184,7 +194,9 @@ def _check_shapes(shapes: tuple[Shape, ...], subject: subjects.Subject) -> None:
 
 
 def _measured(standings: list[Standing]) -> list[Standing]:
-    """Without full precision there is nothing to compare with, and without ours nothing to say."""
+    """Without full precision there is nothing to compare with, and without ours nothing to report."""
+    from mrem_deploy.benchmarks.latency.race import running
+
     first = standings[0]
     ours = [standing for standing in standings if standing.contender.ours]
     lost = first if first.failed else None

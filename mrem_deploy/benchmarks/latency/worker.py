@@ -1,9 +1,9 @@
 """The program of a process that holds one model and nothing else.
 
-`python -m mrem_deploy.benchmarks.latency.worker` reads one JSON request per line and answers each with one
-line; `latency_contenders.Worker` is the other end. What a reader would get wrong: anything imported here
-counts as the model's memory, so torch and transformers stay out, and the runtime is imported before the
-first look at the memory.
+`python -m mrem_deploy.benchmarks.latency.worker` reads one JSON request per line and replies to each with one
+line; `contenders.Worker` is the other end, messages.py has the types. Note: anything imported here counts as
+the model's memory. So torch and transformers stay out, and the runtime is imported before the memory is first
+measured.
 """
 
 from __future__ import annotations
@@ -12,14 +12,22 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import numpy as np
 import psutil
 
-MB = 2**20
+from mrem_deploy.benchmarks.latency.messages import (
+    FeedReply,
+    LoadReply,
+    LoadRequest,
+    ProfileReply,
+    RunReply,
+)
+
+MIB = 2**20
 SAMPLE = 256  # values of each output that are sent back to be compared
 
 Feed = dict[str, np.ndarray]
@@ -39,9 +47,9 @@ class Runtime(Protocol):
 
 
 class OnnxRuntime:
-    """At its default options, but for the number of threads and what the contender asks for by name."""
+    """At its default options, except for the number of threads and what the contender sets."""
 
-    def __init__(self, model: dict[str, Any]) -> None:
+    def __init__(self, model: LoadRequest) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -73,7 +81,8 @@ class OnnxRuntime:
         path.unlink()
         kernels = [e for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")]
         # Nodes may have no names, but every run takes them in the same order. The run before the counted
-        # ones is left out, and of each node the median is taken: one interruption outweighs a whole graph.
+        # ones is left out, and each node counts with its median: one interruption can take longer than the
+        # entire graph.
         nodes = len(kernels) // (runs + 1)
         durations = np.array([event["dur"] for event in kernels]).reshape(runs + 1, nodes)[1:]
         kinds = [event["args"]["op_name"] for event in kernels[:nodes]]
@@ -81,9 +90,9 @@ class OnnxRuntime:
 
 
 class OpenVino:
-    """Its CPU plugin, tuned for latency as its own guide says."""
+    """Its CPU plugin, tuned for latency as its guide says."""
 
-    def __init__(self, model: dict[str, Any]) -> None:
+    def __init__(self, model: LoadRequest) -> None:
         import openvino
 
         settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": model["threads"]}
@@ -104,7 +113,7 @@ class OpenVino:
         return _totals([(node.node_type, node.real_time.total_seconds()) for node in profile])
 
 
-RUNTIMES: dict[str, Callable[[dict[str, Any]], Runtime]] = {
+RUNTIMES: dict[str, Callable[[LoadRequest], Runtime]] = {
     "onnxruntime": OnnxRuntime,
     "openvino": OpenVino,
 }
@@ -118,7 +127,7 @@ def _totals(times: list[tuple[str, float]]) -> dict[str, float]:
 
 
 def random_feed(inputs: list[str], batch: int, sequence: int, vocabulary: int, seed: int) -> Feed:
-    """Sentences of exactly `sequence` random tokens: nothing is padding, so no model can save on it."""
+    """Sentences of exactly `sequence` random tokens: there is no padding that a model could skip."""
     shape = (batch, sequence)
     known = {
         "input_ids": np.random.default_rng(seed).integers(0, vocabulary, size=shape, dtype=np.int64),
@@ -129,19 +138,19 @@ def random_feed(inputs: list[str], batch: int, sequence: int, vocabulary: int, s
 
 
 def resident_mb() -> float:
-    return float(psutil.Process().memory_info().rss) / MB
+    return float(psutil.Process().memory_info().rss) / MIB
 
 
 class Holder:
-    """Answers the requests: `load` first, then `feed`, then `run` or `profile`."""
+    """Serves the requests: `load` first, then `feed`, then `run` or `profile`."""
 
     def __init__(self) -> None:
         self.runtime: Runtime
         self.inputs: Feed
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def reply(self, request: dict[str, Any]) -> Mapping[str, Any]:
         what = request.pop("do")
-        handlers: dict[str, Callable[..., dict[str, Any]]] = {
+        handlers: dict[str, Callable[..., Mapping[str, Any]]] = {
             "load": self.load,
             "feed": self.feed,
             "run": self.run,
@@ -149,7 +158,7 @@ class Holder:
         }
         return handlers[what](**request)
 
-    def load(self, **model: Any) -> dict[str, Any]:
+    def load(self, **model: Unpack[LoadRequest]) -> LoadReply:
         __import__(model["runtime"])
         empty = resident_mb()
         started = time.perf_counter()
@@ -157,8 +166,8 @@ class Holder:
         seconds = time.perf_counter() - started
         return {"load_seconds": seconds, "empty_mb": empty, "loaded_mb": resident_mb()}
 
-    def feed(self, **shape: int) -> dict[str, Any]:
-        """Take a new input, run once and send back the beginning of every output."""
+    def feed(self, **shape: int) -> FeedReply:
+        """Take a new input, run once, and return the beginning of every output."""
         self.inputs = random_feed(self.runtime.inputs, **shape)
         outputs = self.runtime.run(self.inputs)
         return {
@@ -167,28 +176,28 @@ class Holder:
             "resident_mb": resident_mb(),
         }
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> RunReply:
         started = time.perf_counter()
         self.runtime.run(self.inputs)
         return {"seconds": time.perf_counter() - started, "resident_mb": resident_mb()}
 
-    def profile(self, runs: int) -> dict[str, Any]:
+    def profile(self, runs: int) -> ProfileReply:
         for _ in range(runs):
             self.runtime.run(self.inputs)
         return {"nodes": self.runtime.node_times(runs)}
 
 
 def main() -> int:
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints must not stand between the answers
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a library prints must not get between the replies
     holder = Holder()
     for line in sys.stdin:
         try:
-            answer = holder.answer(json.loads(line))
-        except Exception as error:  # noqa: BLE001 - a runtime's errors have no common class; all are passed on
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+            reply = holder.reply(json.loads(line))
+        except Exception as error:  # noqa: BLE001 - a runtime's errors have no common class; all are reported
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
     return 0
 
 
