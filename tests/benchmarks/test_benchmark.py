@@ -283,7 +283,7 @@ def test_a_quantizer_that_does_not_run_is_found() -> None:
     expected = expected_quantizers(teacher, recipe.spec)
     layer = next(m for m in quantized.modules() if isinstance(m, QuantLinear))
     layer.forward = lambda x: nn.functional.linear(x, layer.weight, layer.bias)  # type: ignore[method-assign]
-    with pytest.raises(AssertionError, match="off that of its quantized operands"):
+    with pytest.raises(AssertionError, match="from that of its quantized operands"):
         check_quantized(part, quantized, expected, *inputs(1))
 
 
