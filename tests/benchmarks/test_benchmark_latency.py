@@ -214,12 +214,13 @@ def test_an_exported_file_of_another_run_is_not_taken_for_ours(
 
 
 BAD = [
-    (["--shapes", "1by32"], "'1by32' is no shape"),
-    (["--shapes", "0x32"], "'0x32' is no shape"),
+    (["--shapes", "1by32"], "'1by32' is not a shape"),
+    (["--shapes", "0x32"], "'0x32' is not a shape"),
     (["--geometry", TINY, "--shapes", "1x513"], "reads at most 512 tokens"),
     (["--peers", "abacus"], "there is no peer 'abacus'"),
     (["--profiles", "ort-gpu"], "there is no export profile 'ort-gpu'"),
     (["--options", "SkipLayerNormFusion"], "--options 'SkipLayerNormFusion' cannot be read"),
+    (["--options", "disabled_optimizers=SkipLayerNormFusoin"], "'SkipLayerNormFusoin'"),
     (["--device", "tpu"], "--device must be auto, cpu, gpu; got 'tpu'"),
     (["--threads", "0"], "--threads must be a whole number of at least 1"),
     (["--model", "elsewhere"], "--model belongs to a result folder"),

@@ -152,10 +152,13 @@ def run(options: argparse.Namespace) -> Result:
 def _check(options: argparse.Namespace) -> None:
     """Refuse what does not fit together before anything is built or loaded."""
     from mrem_deploy.benchmarks.latency import lineup
+    from mrem_deploy.deploy.optimizers import check_optimizers
 
     if options.device not in DEVICES:
         raise UserError(f"--device must be {', '.join(DEVICES)}; got {options.device!r}", "see --help")
     lineup.check_installed(options.peers)
+    if options.options is not None:
+        check_optimizers(options.options.disabled_optimizers)
     lineup.choose_profiles(options.profiles, None)
     if options.folder is None:
         given = [flag for flag in ("model", "data") if getattr(options, flag)]

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, Unpack
+from typing import Any, Protocol, cast
 
 import numpy as np
 import psutil
@@ -150,15 +150,16 @@ class Holder:
 
     def reply(self, request: dict[str, Any]) -> Mapping[str, Any]:
         what = request.pop("do")
+        if what == "load":
+            return self.load(cast(LoadRequest, request))
         handlers: dict[str, Callable[..., Mapping[str, Any]]] = {
-            "load": self.load,
             "feed": self.feed,
             "run": self.run,
             "profile": self.profile,
         }
         return handlers[what](**request)
 
-    def load(self, **model: Unpack[LoadRequest]) -> LoadReply:
+    def load(self, model: LoadRequest) -> LoadReply:
         __import__(model["runtime"])
         empty = resident_mb()
         started = time.perf_counter()
