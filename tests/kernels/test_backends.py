@@ -72,7 +72,7 @@ def test_the_option_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("name", "device", "problem"),
     [
-        ("cuda", "cpu", "one of auto, reference, cpp, triton, but is 'cuda'"),
+        ("cuda", "cpu", "one of auto, reference, cpp, triton; got 'cuda'"),
         ("cpp", "cpu", "it was not built"),
         ("triton", "cpu", "needs a GPU|no mrem_deploy.kernels.gpu.ops|not installed"),
     ],
