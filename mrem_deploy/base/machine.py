@@ -53,9 +53,6 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-describe, MB = describe_machine, MIB  # their old names
-
-
 class PeakMemory:
     """The peak memory of this process while the block runs.
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import psutil
 
+from mrem_deploy.base.units import MIB
 from mrem_deploy.benchmarks.latency.messages import (
     FeedReply,
     LoadReply,
@@ -27,7 +28,6 @@ from mrem_deploy.benchmarks.latency.messages import (
     RunReply,
 )
 
-MIB = 2**20
 SAMPLE = 256  # values of each output that are sent back to be compared
 
 Feed = dict[str, np.ndarray]
