@@ -10,15 +10,13 @@ On a machine with a GPU, the Triton ops follow (kernels_gpu.py).
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.benchmarks import options as opt
+from mrem_deploy.benchmarks.kernels_rows import YARDSTICK, KernelRow
 from mrem_deploy.benchmarks.output import Result, table
-from mrem_deploy.benchmarks.timing import Comparison
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,50 +32,6 @@ DEFAULTS = {
     "rounds": opt.Default(21, 5),
     "warmup": opt.Default(3, 1),
 }
-YARDSTICK = "copy + sum"
-
-
-@dataclass(frozen=True)
-class KernelRow:
-    """One implementation at one size, round by round."""
-
-    size: tuple[int, int]
-    contender: str
-    moved: int  # bytes
-    rounds: tuple[float, ...]  # seconds
-    yardstick: tuple[float, ...]
-    ours: tuple[float, ...]
-
-    @property
-    def seconds(self) -> float:
-        return statistics.median(self.rounds)
-
-    @property
-    def gigabytes_per_second(self) -> float:
-        return self.moved / self.seconds / 1e9
-
-    @property
-    def of_bandwidth(self) -> float:
-        return Comparison(self.rounds, self.yardstick).ratio
-
-    @property
-    def times_ours(self) -> Comparison:
-        return Comparison(self.ours, self.rounds)
-
-    @property
-    def shape(self) -> str:
-        return "×".join(map(str, self.size))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "size": list(self.size),
-            "contender": self.contender,
-            "seconds": self.seconds,
-            "gigabytes_per_second": self.gigabytes_per_second,
-            "of_bandwidth": self.of_bandwidth,
-            "times_ours": self.times_ours.ratio_dict(),
-            "rounds": list(self.rounds),
-        }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from mrem_deploy.base.machine import keep_large_blocks
 from mrem_deploy.base.progress import bar, say
-from mrem_deploy.benchmarks.kernels import YARDSTICK, KernelRow
+from mrem_deploy.benchmarks.kernels_rows import YARDSTICK, KernelRow
 from mrem_deploy.benchmarks.timing import interleave, timed
 from mrem_deploy.kernels import backends, ops, reference
 from mrem_deploy.numerics import activation_grid

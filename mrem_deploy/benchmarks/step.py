@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mrem_deploy.base.errors import UserError
@@ -18,7 +17,7 @@ from mrem_deploy.benchmarks import options as opt
 from mrem_deploy.benchmarks.contenders import CONTENDERS, contender
 from mrem_deploy.benchmarks.geometry import parse_geometry
 from mrem_deploy.benchmarks.output import Result, table
-from mrem_deploy.benchmarks.timing import Comparison
+from mrem_deploy.benchmarks.step_rows import StepRow, style_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,47 +42,6 @@ DEFAULTS = {
 # A quantized step should cost at most this many unquantized ones. Measured with the C++ kernels: 1.01 to 1.24
 # (docs/kernels.md).
 AIM = 1.25
-
-
-@dataclass(frozen=True)
-class OtherKernels:
-    """The same quantized step by another implementation."""
-
-    cost: Comparison  # against the unquantized step
-    speed_up: Comparison  # its time over that of the first kernels
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**self.cost.to_dict(), "speed_up": self.speed_up.ratio_dict()}
-
-
-@dataclass(frozen=True)
-class StepRow:
-    """One bit setting and style of scales."""
-
-    bits: str
-    per_channel: bool
-    kernels: str  # the first of those that were compared
-    cost: Comparison  # its quantized step against the unquantized one
-    others: dict[str, OtherKernels]
-    checked: dict[str, float]  # what the proof of quantization counted
-
-    @property
-    def title(self) -> str:
-        return f"{self.bits} {style_name(self.per_channel)}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "bits": self.bits,
-            "per_channel": self.per_channel,
-            **self.cost.to_dict(),
-            "kernels": self.kernels,
-            "others": {name: other.to_dict() for name, other in self.others.items()},
-            "checked": self.checked,
-        }
-
-
-def style_name(per_channel: bool) -> str:
-    return "per channel" if per_channel else "per tensor"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

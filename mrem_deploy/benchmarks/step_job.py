@@ -15,7 +15,7 @@ from mrem_deploy.base.progress import bar, say
 from mrem_deploy.benchmarks.contenders import computing_with
 from mrem_deploy.benchmarks.geometry import random_model, random_tokens
 from mrem_deploy.benchmarks.quantized import check_quantized, expected_quantizers, names_outside
-from mrem_deploy.benchmarks.step import OtherKernels, StepRow, style_name
+from mrem_deploy.benchmarks.step_rows import OtherKernels, StepRow, style_name
 from mrem_deploy.benchmarks.timing import Comparison, interleave, timed
 from mrem_deploy.models.architectures import anatomy
 from mrem_deploy.models.partition import module_cuts
