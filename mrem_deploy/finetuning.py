@@ -86,8 +86,40 @@ class FinetuneSettings:
         return {name: value for name, value in asdict(self).items() if name not in elsewhere}
 
 
-def _bad(name: str, expected: str, came: Any) -> UserError:
-    return UserError(f"--{name.replace('_', '-')} must be {expected}; got {came}.", "See --help.")
+@dataclass(frozen=True)
+class Record:
+    """The content of finetune.json."""
+
+    task: str
+    data: str
+    settings: FinetuneSettings
+    metric: str
+    score: float  # on the first split
+    splits: dict[str, dict[str, float]]  # split -> metric -> percent, and the number of examples
+    examples: int  # for training
+    steps: int
+    train_seconds: float
+    total_seconds: float
+    peak_memory_mb: float
+    memory_kind: str
+    loss: float
+    curve: list[list[float]]  # [step, mean loss since the last point]
+
+    def to_dict(self) -> dict[str, Any]:
+        own = {name: value for name, value in vars(self).items() if name not in ("task", "data", "settings")}
+        return {
+            "format": RECORD_FORMAT,
+            "task": self.task,
+            "data": self.data,
+            "model": self.settings.model,
+            "settings": asdict(self.settings),
+            **own,
+            "environment": describe_machine(),
+        }
+
+
+def _bad(name: str, expected: str, got: Any) -> UserError:
+    return UserError(f"--{name.replace('_', '-')} must be {expected}; got {got}.", "See --help.")
 
 
 def finetune(settings: FinetuneSettings, resume: bool = False, overwrite: bool = False) -> Path:
@@ -107,8 +139,9 @@ def finetune(settings: FinetuneSettings, resume: bool = False, overwrite: bool =
     torch.manual_seed(settings.seed)  # a new head is drawn from it
     model, tokenizer = _load(settings, task, texts.label_names)
     # What does not fit is found now, not after hours of training.
-    exams = {
-        split: _Exam(task, part, model, tokenizer, settings.max_length) for split, part in chosen.items()
+    evaluations = {
+        split: _Evaluation(task, part, model, tokenizer, settings.max_length)
+        for split, part in chosen.items()
     }
     encoded = encode(tokenizer, texts, settings.max_length)
     targets = _targets(texts, encoded, model, task)
@@ -124,35 +157,32 @@ def finetune(settings: FinetuneSettings, resume: bool = False, overwrite: bool =
             say("no interrupted run found; starting from scratch")
     with PeakMemory(device) as memory:
         log = train_on_labels(model.to(device), encoded, targets, loop, store)
-    splits = {split: exam.take(split, model) for split, exam in exams.items()}
+    splits = {split: evaluation.score(split, model) for split, evaluation in evaluations.items()}
     first = next(iter(splits.values()))
-    record = {
-        "format": RECORD_FORMAT,
-        "task": task.name,
-        "data": task_data.description,
-        "model": settings.model,
-        "settings": asdict(settings),
-        "metric": task.metric,
-        "score": first[task.metric],
-        "splits": splits,
-        "examples": len(encoded),
-        "steps": steps,
-        "train_seconds": log.seconds,
-        "total_seconds": time.perf_counter() - started,
-        "peak_memory_mb": memory.mb,
-        "memory_kind": memory.kind,
-        "loss": log.final_loss,
-        "curve": log.curve,
-        "environment": describe_machine(),
-    }
+    record = Record(
+        task=task.name,
+        data=task_data.description,
+        settings=settings,
+        metric=task.metric,
+        score=first[task.metric],
+        splits=splits,
+        examples=len(encoded),
+        steps=steps,
+        train_seconds=log.seconds,
+        total_seconds=time.perf_counter() - started,
+        peak_memory_mb=memory.mb,
+        memory_kind=memory.kind,
+        loss=log.final_loss,
+        curve=log.curve,
+    )
     with quiet_transformers(), atomic_folder(out) as folder:
         model.cpu().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        write_json(folder / RECORD, record)
+        write_json(folder / RECORD, record.to_dict())
     if store:
         store.remove()
     say(
-        f"{record['metric']} {record['score']:.2f} on {first['examples']} examples; "
+        f"{record.metric} {record.score:.2f} on {first['examples']} examples; "
         f"{log.seconds / 60:.1f} min training, peak memory {memory.mb / 1024:.1f} GiB; wrote {out}"
     )
     return out
@@ -162,7 +192,7 @@ def _labelled(task_data: TaskData) -> Texts:
     task = task_data.task
     if task.label_free:
         raise UserError(
-            f"{task.name} has no labels to learn from here; expected classes, scores, tags or answers.",
+            f"{task.name} has no labels to learn from; expected classes, scores, tags or answers.",
             "Choose a GLUE task, squad, squad_v2, text-classification or, on files with tags, "
             "token-classification. An embedding model is quantized as it is.",
         )
@@ -175,9 +205,9 @@ def _labelled(task_data: TaskData) -> Texts:
         )
     if isinstance(texts, Questions) and (misplaced := texts.misplaced()):
         raise UserError(
-            f"Expected every answer to stand at its answer_start in {task_data.description}; it does not for "
+            f"Expected every answer at its answer_start in {task_data.description}; it is elsewhere for "
             f"{len(misplaced)} of {len(texts)} questions, the first is {misplaced[0]!r}.",
-            "Mend these rows: answer_start counts characters (not bytes) of the context, from 0.",
+            "Correct these rows: answer_start counts characters (not bytes) of the context, from 0.",
         )
     return texts
 
@@ -211,14 +241,14 @@ def _targets(texts: Texts, encoded: Encoded, model: PreTrainedModel, task: Task)
         return torch.from_numpy(encoded.targets(texts))
     order = label_order(texts.label_names, model.config, task)
     if isinstance(texts, TaggedTexts) and isinstance(encoded, TaggedTokens):
-        assert texts.tags is not None, "asked for with needs_labels"
+        assert texts.tags is not None, "read with needs_labels"
         return torch.from_numpy(encoded.targets(texts.tags, order))
-    assert texts.labels is not None, "asked for with needs_labels"
+    assert texts.labels is not None, "read with needs_labels"
     return torch.from_numpy(texts.labels if task.kind == "regression" else order[texts.labels])
 
 
-class _Exam:
-    """An evaluation split, made ready before the training and taken after it."""
+class _Evaluation:
+    """An evaluation split: prepared before the training, scored after it."""
 
     def __init__(
         self, task: Task, texts: Texts, model: PreTrainedModel, tokenizer: Any, max_length: int
@@ -227,7 +257,7 @@ class _Exam:
         self._scorer = scorer_for(task, texts, self._encoded, model.config)
         self._examples = len(texts)
 
-    def take(self, split: str, model: PreTrainedModel) -> dict[str, float]:
+    def score(self, split: str, model: PreTrainedModel) -> dict[str, float]:
         rows = predict(torch_predictor(model), self._encoded, f"evaluate {split}")
         return {**self._scorer.score(rows), "examples": self._examples}
 

@@ -1,6 +1,6 @@
-"""What is refused before any work is done: places that cannot be written, devices that are not there.
+"""Checks before any work: places that cannot be written, missing devices, labels that do not fit.
 
-A run takes minutes to hours; a mistake that can be seen at its start must not surface at its end.
+A run takes minutes to hours; a mistake that is visible at its start must not appear at its end.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def check_places(recipe: Recipe) -> Path:
 
 
 def check_out(out: str, sources: Mapping[str, str | None], marker: str, overwrite: bool = False) -> Path:
-    """The result folder, which may replace nothing but a result of ours (known by its `marker` file).
+    """The result folder. It may replace only an earlier result, known by its `marker` file.
 
-    `sources` are the options that name what is read, such as {"model": …}.
+    `sources` are the options that name what the run reads, such as {"model": …}.
     """
     folder = Path(out).expanduser().resolve()  # where a link points to is what will be replaced
     if folder.exists() and not folder.is_dir():
@@ -71,7 +71,7 @@ def check_out(out: str, sources: Mapping[str, str | None], marker: str, overwrit
     for name, source in sources.items():
         if source and Path(source).expanduser().resolve().is_relative_to(folder):
             raise UserError(
-                f"--out {folder} holds the --{name.replace('_', '-')} that is read; it would be replaced",
+                f"--out {folder} contains the --{name.replace('_', '-')} of this run; it would be replaced",
                 "give another folder for the result",
             )
     if folder.is_dir() and any(folder.iterdir()) and not (folder / marker).exists() and not overwrite:
@@ -86,7 +86,7 @@ def check_out(out: str, sources: Mapping[str, str | None], marker: str, overwrit
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is the GPU where torch sees one."""
+    """`auto` is the GPU, if torch sees one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
@@ -102,7 +102,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def select_backend(name: str, device: torch.device) -> None:
-    """Make `--kernels` the choice of this process, if it can serve the device."""
+    """Use `--kernels` in this process, if it works on the device."""
     use_backend(name)
     if name == "cpp" and device.type != "cpu":
         raise UserError(
@@ -113,7 +113,7 @@ def select_backend(name: str, device: torch.device) -> None:
 
 
 def check_workers(recipe: Recipe, workers: int) -> None:
-    """What a run that was started as several processes must have."""
+    """Refuse recipes that cannot run as this many processes."""
     if workers > 1 and recipe.method != "mrem-p":
         raise UserError(
             f"--method {recipe.method} runs in one process; it was started as {workers}",
@@ -128,7 +128,7 @@ def check_workers(recipe: Recipe, workers: int) -> None:
 
 
 def check_model(recipe: Recipe, model: PreTrainedModel) -> None:
-    """What the recipe asks of the model."""
+    """Refuse recipes that do not fit the model."""
     found = anatomy(model)
     check_max_length(model, recipe.max_length)
     if recipe.method in ("mrem-s", "mrem-p"):
@@ -143,8 +143,7 @@ def check_model(recipe: Recipe, model: PreTrainedModel) -> None:
 
 
 def export_profiles(recipe: Recipe) -> tuple[str, ...]:
-    """The profiles to export at the end; packages that are missing are refused only if named profiles were
-    asked for."""
+    """The profiles to export at the end. Missing packages are an error only if the recipe names a profile."""
     if recipe.export == "none":
         return ()
     needed = [*EXPORT_PACKAGES, *(["onnxruntime"] if recipe.validate else [])]
@@ -171,7 +170,7 @@ def check_labels(task_data: TaskData, texts: Texts, model: PreTrainedModel) -> N
         label_order(texts.label_names, model.config, task)
     if isinstance(texts, Questions) and (misplaced := texts.misplaced()):
         say(
-            f"note: of {len(misplaced)} questions, such as {misplaced[0]!r}, an answer does not stand at its "
+            f"note: of {len(misplaced)} questions, such as {misplaced[0]!r}, an answer is not at its "
             "answer_start; calibration does not use answers"
         )
     if task.kind == "regression" and model.config.num_labels != 1:

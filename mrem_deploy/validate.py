@@ -201,12 +201,12 @@ def _open_data(recipe: Recipe) -> TaskData:
     except UserError as error:
         raise UserError(
             error.problem,
-            f"{error.remedy} If the data moved since, say where: --data PATH (--eval-data PATH).",
+            f"{error.remedy} If the data moved since, give their new place: --data PATH (--eval-data PATH).",
         ) from error
 
 
 def add_original(evaluation: Evaluation, recipe: Recipe, head: str) -> UserError | None:
-    """Add the predictions of the full-precision model; the error where it cannot be loaded."""
+    """Add the predictions of the full-precision model; the error if it cannot be loaded."""
     from mrem_deploy.base.progress import say
     from mrem_deploy.models.loading import load_model
 
@@ -216,7 +216,7 @@ def add_original(evaluation: Evaluation, recipe: Recipe, head: str) -> UserError
         if evaluation.task.label_free:
             raise UserError(
                 f"{evaluation.task.name} is measured against the full-precision model. {error.problem}",
-                "say where that model is now: --model PATH",
+                "give its new place: --model PATH",
             ) from error
         say(f"full precision is quoted from metrics.json: {error.problem}")
         return error
@@ -234,7 +234,7 @@ def _with_original(accuracy: Accuracy, folder: Path, settings: Settings, problem
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"{problem.problem} {metrics}, which would have its numbers, cannot be read either: {error}",
-            "say where the full-precision model is now: --model PATH",
+            "give the new place of the full-precision model: --model PATH",
         ) from error
     splits = {}
     for name, split in accuracy.splits.items():
@@ -244,8 +244,8 @@ def _with_original(accuracy: Accuracy, folder: Path, settings: Settings, problem
         if not same or was.get("examples") != split.examples or FULL_PRECISION not in was:
             raise UserError(
                 f"{problem.problem} The number in metrics.json was measured on other examples.",
-                "say where the full-precision model is now (--model PATH), or validate on the examples of "
-                "recipe.yaml, without --eval-size, --data and --eval-data",
+                "give the new place of the full-precision model (--model PATH), or validate on the examples "
+                "of recipe.yaml, without --eval-size, --data and --eval-data",
             )
         splits[name] = replace(split, scores={FULL_PRECISION: was[FULL_PRECISION], **split.scores})
     first = next(iter(splits.values()))

@@ -1,8 +1,8 @@
 """From texts to padded batches: tokenizing, and which examples go together.
 
-Sentences of like length share a batch, so that little is spent on padding; the randomness of
-training stays, because only windows of `WINDOW` batches are sorted and the batches are shuffled
-afterwards. Everything follows from (seed, epoch): to resume, the number of the step is enough.
+Sentences of similar length share a batch, which saves padding. Training stays random: only windows of
+`WINDOW` batches are sorted, and the batches are shuffled afterwards. Everything follows from (seed, epoch),
+so the number of the step is enough to resume.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from mrem_deploy.base.progress import track
 
 CHUNK = 1000  # texts tokenized in one call
-SHOW_PROGRESS_FROM = 20_000  # rows; fewer are tokenized before a bar could be read
-WINDOW = 50  # batches sorted together: enough to pair like lengths, few enough to stay random
+SHOW_PROGRESS_FROM = 20_000  # rows; fewer are done before anyone reads a bar
+WINDOW = 50  # batches sorted together: enough to pair similar lengths, few enough to stay random
 
 
 @dataclass
@@ -68,21 +68,24 @@ class Encoded:
 
 
 def chunks(count: int) -> Iterator[slice]:
-    """The parts in which `count` texts are tokenized, with a bar where that takes a while."""
+    """The parts in which `count` texts are tokenized, with a progress bar if that takes a while."""
     starts = range(0, count, CHUNK)
     for start in track(starts, "tokenizing", unit="k texts") if count > SHOW_PROGRESS_FROM else starts:
         yield slice(start, start + CHUNK)
 
 
-def pack(tokenizer: Any, columns: dict[str, list[np.ndarray]]) -> dict[str, Any]:
-    """What `Encoded` holds of the tokenizer's columns, by the names of its fields."""
-    lengths = np.array([len(row) for row in columns["input_ids"]], dtype=np.int64)
+def lengths_of(columns: dict[str, list[np.ndarray]]) -> np.ndarray:
+    return np.array([len(row) for row in columns["input_ids"]], dtype=np.int64)
+
+
+def padding_of(tokenizer: Any, columns: dict[str, list[np.ndarray]]) -> dict[str, int]:
+    """The value that pads each of the tokenizer's columns."""
     fill = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
-    return {"columns": columns, "lengths": lengths, "pad": {name: fill[name] for name in columns}}
+    return {name: fill[name] for name in columns}
 
 
 def bucketed_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """One epoch: every index once, in batches of like length, the short one kept."""
+    """One epoch: every index once, in batches of similar length; the last, short batch is kept."""
     _check(lengths, batch_size)
     generator = np.random.default_rng([seed, epoch])
     order = generator.permutation(len(lengths))
@@ -96,7 +99,7 @@ def bucketed_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int
 
 
 def sorted_batches(lengths: np.ndarray, batch_size: int) -> list[np.ndarray]:
-    """For evaluation: longest first, so that what does not fit in memory fails at once."""
+    """For evaluation: longest first, so that a batch too large for the memory fails at once."""
     _check(lengths, batch_size)
     order = np.argsort(-lengths, kind="stable")
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
@@ -115,7 +118,7 @@ class BatchSchedule:
         self._batches: list[np.ndarray] = []
 
     def at(self, step: int) -> np.ndarray:
-        """The indices of step `step` (from 0); asking twice, or in any order, gives the same."""
+        """The indices of step `step` (from 0), the same in whatever order the steps are read."""
         if step < 0:
             raise ValueError(f"steps count from 0, got {step}")
         epoch, position = divmod(step, self.steps_per_epoch)
@@ -123,11 +126,6 @@ class BatchSchedule:
             self._batches = bucketed_batches(self._lengths, self._batch_size, self._seed, epoch)
             self._epoch = epoch
         return self._batches[position]
-
-
-def batch_at(lengths: np.ndarray, batch_size: int, seed: int, step: int) -> np.ndarray:
-    """The indices of one step; in a loop use `BatchSchedule`, which keeps the epoch."""
-    return BatchSchedule(lengths, batch_size, seed).at(step)
 
 
 def _check(lengths: np.ndarray, batch_size: int) -> None:

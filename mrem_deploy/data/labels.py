@@ -1,4 +1,4 @@
-"""The labels of a data set and those of a model's head, brought together."""
+"""Which output of a model belongs to which label of the data."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CLASSES = ("classification", "token-classification")  # kinds whose labels have 
 def label_order(names: Sequence[str], model_config: Any, task: Task) -> np.ndarray:
     """For each label of the data, its index in the model's output.
 
-    1. By name, where the model's configuration has real names (case and - or _ do not matter).
+    1. By name, if the model's configuration has real names (case and - or _ do not matter).
     2. Labels that are numbers: by their value.
-    3. By position, where the model's names are LABEL_0, LABEL_1, … and the numbers of labels agree.
+    3. By position, if the model's names are LABEL_0, LABEL_1, … and the numbers of labels agree.
 
     A task whose labels come from the data may use fewer labels than the model has (1 and 2); any
     other difference is an error. A regression gives [0]; no labels give an empty array.

@@ -1,8 +1,7 @@
 """Where the rows come from: files, folders and hub ids, all turned into plain columns.
 
-Nothing here knows what a label means. The one thing a reader would get wrong: tab-separated files
-are split at tabs and nothing else. A quote in GLUE is a character of the sentence; a reader that
-honours quotes swallows thousands of rows.
+Nothing here knows what a label means. Note: tab-separated files are split at tabs and nothing else. A quote
+in GLUE is a character of the sentence; a parser that interprets quotes loses thousands of rows.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Part = Callable[[Wanted], Table]  # reads a split
 
 
 class Source:
-    """The splits of a task, each read when it is asked for.
+    """The splits of a task, each read when it is needed.
 
     `holdout` names an evaluation split made of a fixed random fifth of the training rows, which are
     then not trained on.
@@ -71,9 +70,9 @@ class Source:
 
 
 def open_source(data: str, naming: Naming, role: str = "both") -> Source:
-    """Find out what `data` is: a file, a folder, a folder of GLUE folders, or a hub id.
+    """Open `data`: a file, a folder, a folder of GLUE folders, or a hub id.
 
-    `role`: "both"; or "train" or "evaluation" where the other split is given elsewhere.
+    `role`: "both", or "train" or "evaluation" if the other split is somewhere else.
     """
     path = Path(data).expanduser()
     if path.is_dir():
@@ -118,7 +117,7 @@ def _open_hub(hub_id: str, naming: Naming, role: str) -> Source:
 
 
 def _arrange(place: str, parts: dict[str, Part], present: list[str], naming: Naming, role: str) -> Source:
-    """The first layout of which everything that `role` needs is there."""
+    """The first layout that has everything that `role` needs."""
     for layout in naming.layouts:
         train = layout.train if layout.train in parts and role != "evaluation" else ""
         found = {
@@ -164,7 +163,7 @@ def _hub_table(rows: Any, origin: str, wanted: Wanted) -> Table:
             return [named(item, names) for item in cell]
         return None if cell is None or cell < 0 else names[cell]
 
-    for name in set(classes) & set(columns):  # names say more than numbers; a negative number is "unlabelled"
+    for name in set(classes) & set(columns):  # names instead of numbers; a negative number means "no label"
         columns[name] = [named(cell, classes[name]) for cell in columns[name]]
     return _not_empty(Table(columns, origin, classes))
 
@@ -182,12 +181,12 @@ def _load_from_hub(name: str, config: str | None) -> Any:
 
     try:
         return datasets.load_dataset(name, config)
-    # Whatever the network, the hub or a cache raises, the user's way out is the same; the cause is chained.
+    # Whatever the network, the hub or a cache raises, the user can do the same; the cause is chained.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(
             f"Expected data at {name}{f' ({config})' if config else ''}: there is no such file or folder, "
-            f"and the Hugging Face hub did not give it ({reason}).",
+            f"and it could not be loaded from the Hugging Face hub ({reason}).",
             "Check the spelling and the network; or fetch the data on another machine and give its folder, "
             "e.g. --data glue/SST-2 with train.tsv and dev.tsv inside (jsonl, csv and parquet work too).",
         ) from error
@@ -207,13 +206,13 @@ def _shares(table: Table) -> tuple[Table, Table]:
 
 
 def _split_of(path: Path, naming: Naming) -> str:
-    """dev_mismatched.tsv says by its name which split it is; most files do not."""
+    """The split of a file, if its name says it, like dev_mismatched.tsv; else the first one."""
     splits = (item for layout in naming.layouts for item in layout.evaluation.items())
     return next((split for split, choices in splits if path.stem in choices), naming.eval_splits[0])
 
 
 def listing(names: Sequence[str], most: int = 12) -> str:
-    """Names in a message, not more of them than can be read."""
+    """Names for a message, at most `most` of them."""
     return (
         ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "nothing"
     )

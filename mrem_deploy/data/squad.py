@@ -1,11 +1,11 @@
-"""Reading comprehension: contexts cut into windows of tokens, and answers read out of the logits.
+"""Reading comprehension: contexts cut into windows of tokens, and answers read from the logits.
 
-A context that does not fit is cut into windows that overlap, each with the whole question before it
-(question first, as in training; padding is on the right). Every window is an example of its own for
-training, calibration and the models' answers; `read_answers` brings the windows of a question together.
+A context that does not fit is cut into windows that overlap, each with the entire question before it
+(question first, as in training; padding is on the right). Every window is a separate example for training,
+calibration and predictions; `read_answers` combines the windows of a question.
 
-What a reader would get wrong: the stride. As in transformers' own example it is the *overlap* of two
-neighbouring windows, so that an answer shorter than that lies whole in at least one of them.
+Note: the stride is the *overlap* of two neighbouring windows, as in transformers' own example. So an answer
+shorter than that is complete in at least one of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.data.encoded import Encoded, chunks, pack
+from mrem_deploy.data.encoded import Encoded, chunks, lengths_of, padding_of
 from mrem_deploy.data.squad_files import Span, check_questions
 from mrem_deploy.data.table_files import Table
 from mrem_deploy.data.texts import Texts
@@ -37,21 +37,18 @@ class Windows(Encoded):
 
     def targets(self, questions: Questions) -> np.ndarray:
         """Tokens where the first answer starts and ends, (W, 2); CLS twice if the window lacks part of it."""
-        assert questions.answers is not None, "asked for with needs_labels"
+        assert questions.answers is not None, "read with needs_labels"
         targets = np.stack([self.null, self.null], axis=1)
         for i, offsets in enumerate(self.offsets):
-            spans, context = (
-                questions.answers[self.question[i]],
-                np.flatnonzero(offsets[:, 1] > offsets[:, 0]),
-            )
+            spans = questions.answers[self.question[i]]
+            context = np.flatnonzero(offsets[:, 1] > offsets[:, 0])
             if not spans or len(context) == 0:
                 continue
             begin, end = spans[0].start, spans[0].start + len(spans[0].text)
             if offsets[context[0], 0] <= begin and end <= offsets[context[-1], 1]:
-                first = (
-                    np.searchsorted(offsets[context, 0], begin, side="right") - 1
-                )  # last token from ≤ begin
-                last = np.searchsorted(offsets[context, 1], end, side="left")  # first token to ≥ end
+                # The last token that starts at or before `begin`, and the first that ends at or after `end`.
+                first = np.searchsorted(offsets[context, 0], begin, side="right") - 1
+                last = np.searchsorted(offsets[context, 1], end, side="left")
                 targets[i] = context[first], context[last]
         return targets
 
@@ -60,8 +57,8 @@ def tokenize(questions: Questions, tokenizer: Any, max_length: int) -> Windows:
     """All windows of all questions."""
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(
-            "Answers are read out of the context by the characters under each token; this tokenizer "
-            f"({type(tokenizer).__name__}) does not tell them.",
+            "Answers are read from the context by the characters under each token; this tokenizer "
+            f"({type(tokenizer).__name__}) does not give these.",
             "Give a model folder with a fast tokenizer (tokenizer.json).",
         )
     stride = min(STRIDE, max_length // 3)
@@ -71,13 +68,13 @@ def tokenize(questions: Questions, tokenizer: Any, max_length: int) -> Windows:
             f"--max-length {max_length} leaves no room for a question and a part of its context.",
             "Give more; 384 is usual.",
         )
-    asked = shortened(tokenizer, questions.first, room)
+    short = shortened(tokenizer, questions.first, room)
     columns: dict[str, list[np.ndarray]] = {}
     owners: list[int] = []
     offsets: list[np.ndarray] = []
     for part in chunks(len(questions)):
         tokens = tokenizer(
-            asked[part],
+            short[part],
             questions.contexts[part],
             truncation="only_second",
             max_length=max_length,
@@ -94,29 +91,28 @@ def tokenize(questions: Questions, tokenizer: Any, max_length: int) -> Windows:
             columns.setdefault(name, []).extend(np.asarray(row, dtype=np.int32) for row in rows)
     # argmax gives the first CLS; where a tokenizer has none, the first token.
     null = np.array([int((row == tokenizer.cls_token_id).argmax()) for row in columns["input_ids"]])
-    return Windows(
-        **pack(tokenizer, columns), labels=None, question=np.array(owners), offsets=offsets, null=null
-    )
+    pad = padding_of(tokenizer, columns)
+    return Windows(columns, lengths_of(columns), pad, None, np.array(owners), offsets, null)
 
 
 def shortened(tokenizer: Any, questions: list[str], room: int) -> list[str]:
-    """The questions, cut after `room` tokens; tokenizers refuse what leaves no room for the context."""
-    asked = list(questions)
-    for part in chunks(len(asked)):
-        tokens = tokenizer(asked[part], add_special_tokens=False, return_attention_mask=False)["input_ids"]
+    """The questions, cut after `room` tokens; tokenizers refuse questions that leave no room for context."""
+    short = list(questions)
+    for part in chunks(len(short)):
+        tokens = tokenizer(short[part], add_special_tokens=False, return_attention_mask=False)["input_ids"]
         for i in (part.start + j for j, ids in enumerate(tokens) if len(ids) > room):
             kept = room
-            while len(tokenizer(asked[i], add_special_tokens=False)["input_ids"]) > room:
-                # Half a word may be more tokens than it was as a part of the whole: then one less is kept.
+            while len(tokenizer(short[i], add_special_tokens=False)["input_ids"]) > room:
+                # Half a word can be more tokens than it was within the question: then keep one less.
                 cut = tokenizer(questions[i], add_special_tokens=False, return_offsets_mapping=True)
-                asked[i] = questions[i][: cut["offset_mapping"][kept - 1][1]]
+                short[i] = questions[i][: cut["offset_mapping"][kept - 1][1]]
                 kept -= 1
-    return asked
+    return short
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model answers: the best text, and by how much "no answer" scores above it."""
+    """The answer of a model: the best text, and by how much "no answer" scores above it."""
 
     text: str
     null_margin: float
@@ -141,8 +137,8 @@ def read_answers(windows: Windows, questions: Questions, logits: Sequence[np.nda
 def best_span(logits: np.ndarray, offsets: np.ndarray) -> tuple[float, int, int] | None:
     """(start logit + end logit, first character, end) of the best span in one window's context.
 
-    Of the N_BEST likeliest starts and ends, the pair with the highest sum that is in order and not longer
-    than MAX_ANSWER tokens; None where there is no such pair.
+    Among the N_BEST likeliest starts and ends, the pair with the highest sum that is in order and not longer
+    than MAX_ANSWER tokens; None if there is no such pair.
     """
     context = np.flatnonzero(offsets[:, 1] > offsets[:, 0])
     starts = context[np.argsort(-logits[context, 0], kind="stable")[:N_BEST]]
@@ -158,7 +154,7 @@ def best_span(logits: np.ndarray, offsets: np.ndarray) -> tuple[float, int, int]
 
 @dataclass
 class Questions(Texts):
-    """Questions (`first`), their contexts (`second`), and for each the answers that count as right."""
+    """Questions (`first`), their contexts (`second`), and the right answers to each."""
 
     ids: list[str]
     answers: list[list[Span]] | None  # an empty list: the context does not answer the question
@@ -181,7 +177,7 @@ class Questions(Texts):
         return tokenize(self, tokenizer, max_length)
 
     def misplaced(self) -> list[str]:
-        """Ids of questions with an answer that does not stand where it is said to."""
+        """Ids of questions with an answer that is not at its answer_start."""
         return [
             self.ids[i]
             for i, (context, spans) in enumerate(zip(self.contexts, self.answers or [], strict=False))

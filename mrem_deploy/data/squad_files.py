@@ -17,7 +17,7 @@ LAYOUT = '{"data": [{"paragraphs": [{"context": …, "qas": [{"id": …, "questi
 
 @dataclass(frozen=True)
 class Span:
-    """An answer as the annotators marked it; `start` counts characters of the context, −1: not told."""
+    """An answer as the annotators marked it; `start` counts characters of the context, −1: not given."""
 
     text: str
     start: int
@@ -26,7 +26,7 @@ class Span:
 def read_official(path: Path, unanswerable: bool) -> dict[str, list[Any]] | None:
     """Columns of train-v1.1.json and its like; None for json lines or an array of rows.
 
-    The whole file has to be read for the first row: so all of it is checked, before hours of training.
+    The first row needs the entire file anyway, so all of it is checked, before hours of training.
     """
     if path.suffix.lower() != ".json":
         return None
@@ -53,7 +53,7 @@ def read_official(path: Path, unanswerable: bool) -> dict[str, list[Any]] | None
                 rows["id"].append(_text(question, "id", inner))
                 rows["question"].append(_text(question, "question", inner))
                 rows["context"].append(context)
-                # v2.0 marks what cannot be answered, and keeps plausible wrong answers apart.
+                # v2.0 marks unanswerable questions, and keeps plausible wrong answers separate.
                 rows["answers"].append([] if question.get("is_impossible") else question.get("answers"))
     table = Table(rows, str(path))
     check_questions(table, rows["context"], "answers", unanswerable, labelled=False)
@@ -77,7 +77,7 @@ def _text(parent: dict[str, Any], key: str, place: str) -> str:
 def check_questions(
     table: Table, contexts: list[str], answer_column: str | None, unanswerable: bool, labelled: bool
 ) -> tuple[list[str], list[list[Span]] | None]:
-    """The ids and answers in the rows of a table, checked; no answers where some question lacks them.
+    """The ids and answers in the rows of a table, checked; no answers if some question lacks them.
 
     unanswerable: the rules of v2.0 hold, where a question may have no answer.
     labelled: every question must have an entry of answers.
@@ -112,7 +112,7 @@ def check_questions(
         raise UserError(
             f"Every question of SQuAD v1.1 has an answer; {len(without)} of {len(ids)} in {table.origin} "
             f"have none, the first is {without[0]!r}.",
-            "If this is v2.0, whose questions may have no answer, say --task squad_v2.",
+            "If this is v2.0, whose questions may have no answer, use --task squad_v2.",
         )
     if labelled and unanswerable and not without:
         say(f"note: every question of {table.origin} has an answer; the rules of v2.0 apply anyway")
@@ -137,6 +137,6 @@ def _spans(cell: Any, name: str, origin: str) -> list[Span] | None:
     ):
         raise UserError(
             f"Expected answers with text and answer_start in {origin}; question {name!r} has {cell!r:.80}.",
-            'Write them as [{"text": "…", "answer_start": 17}], [] where the context has no answer.',
+            'Write them as [{"text": "…", "answer_start": 17}], [] if the context has no answer.',
         )
     return [Span(item["text"], item.get("answer_start", -1)) for item in cell]

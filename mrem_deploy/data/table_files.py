@@ -25,19 +25,19 @@ MALFORMED_SHARE = 1e-3  # QQP's official file has a handful of broken lines amon
 
 @dataclass(frozen=True)
 class Layout:
-    """Names that belong together: of the training split, and of each evaluation split the choices for it."""
+    """Names that belong together: the training split, and the choices for each evaluation split."""
 
     train: str
     evaluation: dict[str, tuple[str, ...]]
 
 
-# Columns of a file in a format that only one task has; None: it is in one of the formats that all have.
+# Columns of a file in a format that only one task has; None: it is in a format that all tasks have.
 Reader = Callable[[Path], "dict[str, list[Any]] | None"]
 
 
 @dataclass
 class Table:
-    """Columns of equal length, and a name of their origin for messages."""
+    """Columns of equal length, and where they come from, for messages."""
 
     columns: dict[str, list[Any]]
     origin: str
@@ -98,7 +98,7 @@ def read_table(path: Path, naming: Naming, wanted: Wanted) -> Table:
                     # Not csv.reader: even with QUOTE_NONE it stumbles over a lone carriage return.
                     rows = (line.rstrip("\r\n").split("\t") for line in file)
                     columns = _by_header(rows, path, naming.header, wanted)
-                else:  # a text of the user's own: one sentence per line
+                else:  # a user's text file: one sentence per line
                     columns = {"text": list(islice(filter(None, map(str.strip, file)), wanted.rows))}
     except UnicodeDecodeError as error:
         raise UserError(
@@ -108,19 +108,19 @@ def read_table(path: Path, naming: Naming, wanted: Wanted) -> Table:
     except (OSError, csv.Error, Malformed) as error:
         raise UserError(
             f"{path} cannot be read: {error}.",
-            "Check that the file is whole, readable and what its suffix says.",
+            "Check that the file is complete, readable and in the format of its suffix.",
         ) from error
     return _not_empty(Table(columns, str(path)))
 
 
 class Malformed(ValueError):
-    """The content is not what the file's suffix promises."""
+    """The content is not in the format of the file's suffix."""
 
 
 def _by_header(
     rows: Iterable[list[str]], path: Path, header: tuple[str, ...], wanted: Wanted
 ) -> dict[str, list[Any]]:
-    """Columns of delimited rows. Rows too short are left out if they are very few, else refused."""
+    """Columns of delimited rows. A few rows that are too short are left out; more of them are an error."""
     numbered = ((number, row) for number, row in enumerate(rows, start=1) if any(row))
     first = next(numbered, None)
     if first is None:
@@ -159,7 +159,7 @@ def _read_json(file: TextIO, wanted: Wanted) -> dict[str, list[Any]]:
             records = json.load(file)[: wanted.rows]
         else:
             records = []
-            for number, line in enumerate(file):  # noqa: B007 (the message tells it)
+            for number, line in enumerate(file):  # noqa: B007 (the message has it)
                 if line.strip():
                     records.append(json.loads(line.strip()))
                 if len(records) == wanted.rows:
@@ -200,7 +200,7 @@ def _not_empty(table: Table) -> Table:
 
 
 def squeeze(name: str) -> str:
-    """Spelling without its accidents: "SST-2", "sst_2" and "sst2" are one."""
+    """Only letters and digits, in lower case: "SST-2", "sst_2" and "sst2" are the same."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 

@@ -1,7 +1,7 @@
-"""Token classification on labelled words: CoNLL files, tags of words on their first tokens, entity F1.
+"""Token classification on labelled words: the tag of a word belongs to its first token.
 
-What a reader would get wrong: words that were cut off at --max-length. They are not left out of the score,
-which would flatter long sentences; they count as answered with O.
+Note: words cut off at --max-length are not left out of the score, which would make long sentences look too
+good. They count as predicted O.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.progress import say
 from mrem_deploy.data.conll import TAG
-from mrem_deploy.data.encoded import Encoded, chunks, pack
+from mrem_deploy.data.encoded import Encoded, chunks, lengths_of, padding_of
 from mrem_deploy.data.sources import listing
 from mrem_deploy.data.texts import Texts
 
@@ -42,8 +42,8 @@ class TaggedTexts(Texts):
     def tokenize(self, tokenizer: Any, max_length: int) -> TaggedTokens:
         if not getattr(tokenizer, "is_fast", False):
             raise UserError(
-                "Tags are put on the first token of each word by the characters under the tokens; this "
-                f"tokenizer ({type(tokenizer).__name__}) does not tell them.",
+                "Tags are put on the first token of each word, found by the characters under the tokens; "
+                f"this tokenizer ({type(tokenizer).__name__}) does not give these.",
                 "Give a model folder with a fast tokenizer (tokenizer.json).",
             )
         columns: dict[str, list[np.ndarray]] = {}
@@ -69,12 +69,12 @@ class TaggedTexts(Texts):
             say(
                 f"note: {cut} of {of:,} words have no token within --max-length {max_length}; they count as O"
             )
-        return TaggedTokens(**pack(tokenizer, columns), labels=None, heads=heads)
+        return TaggedTokens(columns, lengths_of(columns), padding_of(tokenizer, columns), None, heads)
 
 
 @dataclass
 class TaggedTokens(Encoded):
-    """Tokens, and where the first one of every word is; −1: the word was cut off."""
+    """Tokens, and the position of the first token of every word; −1: the word was cut off."""
 
     heads: list[np.ndarray]
 
@@ -87,9 +87,9 @@ class TaggedTokens(Encoded):
 
 
 def first_tokens(words: list[str], offsets: np.ndarray) -> np.ndarray:
-    """Of each word of a sentence joined by spaces the first token; offsets (T, 2) in its characters.
+    """The first token of each word of a sentence joined by spaces; offsets (T, 2) in its characters.
 
-    A token belongs to the word in which it ends: some tokenizers count the space before a word to it.
+    A token belongs to the word in which it ends: for some tokenizers a word includes the space before it.
     """
     begins = np.cumsum([0, *(len(word) + 1 for word in words[:-1])])
     real = np.flatnonzero(offsets[:, 1] > offsets[:, 0])  # special tokens cover nothing
@@ -118,7 +118,7 @@ def check_tags(tags: list[list[str]], words: list[list[str]], where: str) -> Non
             raise UserError(
                 f"Expected a tag for every word in {where}; row {i + 1} has {len(own)} tags "
                 f"for {len(sentence)} words.",
-                "Mend the row.",
+                "Correct the row.",
             )
 
 

@@ -1,14 +1,13 @@
-"""The data of a task: its texts and labels, from wherever they lie.
+"""The data of a task: its texts and labels.
 
-No function below knows any task by name: what is particular stands in the table of `tasks`. The
-training split is for calibration and needs no labels; the evaluation split is read only by
-`TaskData.evaluation()` (opening looks at one row of it, so that a missing column is not found
-after hours of training).
+No function here knows a task by name: what differs between tasks is in the table of `tasks`. The training
+split is for calibration and needs no labels. Only `TaskData.evaluation()` reads the texts of the evaluation
+split. What could fail after hours of training is checked early: opening looks at one row for missing
+columns, and `evaluation_label_names` reads the column of labels.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,7 +74,7 @@ def _has_words(table: Table, task: Task, columns: Columns) -> bool:
 
 
 class TaskData:
-    """The training and the evaluation split of one task, each read when it is asked for."""
+    """The training and the evaluation split of one task, each read when it is needed."""
 
     def __init__(self, task: Task, columns: Columns, source: Source, evaluation: Source) -> None:
         self.task = task
@@ -98,7 +97,7 @@ class TaskData:
             _label_column(table, task, columns, required=True)
 
     def train(self, needs_labels: bool = False) -> Texts:
-        """The training split. Labels are None where the data has none, unless they are needed."""
+        """The training split. Labels are None if the data has none; with `needs_labels` that is an error."""
         if needs_labels and not self._train.labelled and self.task.label_columns:
             raise UserError(
                 f"Expected a label in every training row of {self._source.description}; some have none.",
@@ -139,16 +138,6 @@ class TaskData:
         from_data = self.task.kind in CLASSES and not self.task.labels and not self.task.label_free
         return self._train.label_names if from_data else ()
 
-    def digest(self) -> str:
-        """Identifies the training texts and their order; labels play no part in quantization."""
-        hasher = hashlib.sha256()
-        for side in (self._train.first, self._train.second or []):
-            hasher.update(len(side).to_bytes(8, "little"))
-            for text in side:
-                encoded = text.encode("utf-8", "surrogatepass")
-                hasher.update(len(encoded).to_bytes(8, "little") + encoded)
-        return hasher.hexdigest()
-
     @cached_property
     def _train(self) -> Texts:
         return _texts(self._source.train(self._wanted), self.task, self._columns, (), False)
@@ -159,8 +148,8 @@ def _texts(table: Table, task: Task, columns: Columns, known: tuple[str, ...], l
     first, second = _text_columns(table, task, columns)
     label = _label_column(table, task, columns, required=labelled)
     if task.kind == "question-answering" and not task.label_free:
-        asked, contexts = _strings(table, first), _strings(table, str(second))
-        return read_questions(table, asked, contexts, label, task.unanswerable, labelled)
+        questions, contexts = _strings(table, first), _strings(table, str(second))
+        return read_questions(table, questions, contexts, label, task.unanswerable, labelled)
     if task.kind == "token-classification" and not task.label_free:
         return _tagged(table, first, label, known, labelled)
     table = _agreed(table, task, label)
@@ -297,7 +286,7 @@ def _score(cell: str, row: int, where: str) -> float:
     if not math.isfinite(score):
         raise UserError(
             f"Expected a number in {where}; row {row + 1} has {cell!r}.",
-            "Mend the row, or name the column of the scores with --label-column.",
+            "Correct the row, or name the column of the scores with --label-column.",
         )
     return score
 
@@ -308,7 +297,7 @@ def _names(values: set[str]) -> tuple[str, ...]:
 
 
 def _indices(cells: list[str], names: tuple[str, ...], where: str) -> np.ndarray:
-    """Labels as indices; they may be written as names or, where the names are words, as numbers."""
+    """Labels as indices; the data may have names or, if the names are words, numbers."""
     index = {_spelling(name): i for i, name in enumerate(names)}
     if not any(name.isdecimal() for name in names):
         index.update({str(i): i for i in range(len(names))})
@@ -317,6 +306,6 @@ def _indices(cells: list[str], names: tuple[str, ...], where: str) -> np.ndarray
         row = found.index(None)
         raise UserError(
             f"Expected one of the labels {listing(names)} in {where}; row {row + 1} has {cells[row]!r}.",
-            "Check the task and --label-column, or mend the row.",
+            "Check the task and --label-column, or correct the row.",
         )
     return np.array(found, dtype=np.int64)

@@ -21,10 +21,10 @@ HEAD_OF_KIND = {
 
 @dataclass(frozen=True)
 class Defaults:
-    """Options whose default is the task's, for quantization; fine-tuning takes the length only.
+    """Defaults of options that depend on the task. Fine-tuning uses only the length.
 
-    SQuAD has the paper's: 4,000 steps at 5e-5, 384 tokens. GLUE has the paper's 2,000 steps, at five times
-    its rate of 1e-4, which docs/findings.md found better.
+    SQuAD has the paper's values: 4,000 steps at 5e-5, 384 tokens. GLUE has the paper's 2,000 steps, at five
+    times its rate of 1e-4, which docs/findings.md shows to be better.
     """
 
     steps: int = 2000
@@ -44,13 +44,13 @@ class Task:
     labels: tuple[str, ...] = ()  # in the official order; empty: taken from the data
     kind: str = "classification"  # or regression, embedding, token-classification, question-answering
     metric: str = "accuracy"  # the paper's
-    also: tuple[str, ...] = ()  # what GLUE reports besides
-    skip_label: str | None = None  # rows with this label have no agreed answer and are left out
-    more_columns: tuple[str, ...] = ()  # read besides, where the data has them
-    unanswerable: bool = False  # questions whose context has no answer belong to the task
+    also: tuple[str, ...] = ()  # other metrics that GLUE reports
+    skip_label: str | None = None  # rows with this label are left out: the annotators did not agree
+    more_columns: tuple[str, ...] = ()  # also read, if the data has them
+    unanswerable: bool = False  # the task has questions without an answer in the context
     spellings: tuple[str, ...] = ()  # other names
     defaults: Defaults = Defaults()
-    without_labels: Task | None = None  # what it becomes where the data has sentences only
+    without_labels: Task | None = None  # the task instead, if the data has only sentences
 
     @property
     def label_free(self) -> bool:
@@ -236,13 +236,13 @@ def _by_spelling() -> dict[str, Task]:
 
 
 def defaults_of(name: str | None) -> Defaults:
-    """Those of the task; the usual ones where there is none of that name, which `find_task` will refuse."""
+    """The defaults of a task; the usual ones for an unknown name, which `find_task` refuses later."""
     task = _by_spelling().get(squeeze(name or ""))
     return Defaults() if task is None else task.defaults
 
 
 def find_task(name: str) -> Task:
-    """The task of that name, in whichever spelling: SST-2, sst2, sst_2; SQuAD v1.1."""
+    """The task of that name, in any spelling: SST-2, sst2, sst_2; SQuAD v1.1."""
     by_spelling = _by_spelling()
     if squeeze(name) in by_spelling:
         return by_spelling[squeeze(name)]

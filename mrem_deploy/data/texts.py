@@ -1,7 +1,7 @@
-"""What a task's rows hold: sentences or pairs of them, and how they become tokens.
+"""The texts of a task: sentences or pairs of them, and how they become tokens.
 
-Questions with a context (`squad`) and words with a tag each (`tagging`) are texts of their own kind.
-Each kind knows how it is tokenized; `batching.encode` asks it.
+Questions with a context (`squad`) and words with tags (`tagging`) are other kinds of texts. Each kind knows
+how it is tokenized; `encode` calls it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.data.encoded import Encoded, chunks, pack
+from mrem_deploy.data.encoded import Encoded, chunks, lengths_of, padding_of
 
 
 @dataclass
@@ -49,11 +49,11 @@ class Texts:
             )
             for name, rows in tokens.items():
                 columns.setdefault(name, []).extend(np.asarray(row, dtype=np.int32) for row in rows)
-        return Encoded(**pack(tokenizer, columns), labels=self.labels)
+        return Encoded(columns, lengths_of(columns), padding_of(tokenizer, columns), self.labels)
 
 
 class Rows(Protocol):
-    """What can be drawn from: texts, and examples made of them."""
+    """Texts, or examples made of them: anything that `sample` can draw from."""
 
     def __len__(self) -> int: ...
 
@@ -64,7 +64,7 @@ R = TypeVar("R", bound=Rows)
 
 
 def sample(examples: R, size: int, seed: int) -> R:
-    """`size` rows drawn at random without replacement; all of them, in their order, if there are fewer."""
+    """`size` rows drawn at random without replacement; all of them in order if there are no more."""
     if size >= len(examples):
         return examples
     return examples.take(np.random.default_rng(seed).choice(len(examples), size=size, replace=False))

@@ -52,7 +52,7 @@ class OnnxFile:
     profile: str | None
     recipe_digest: str | None
     opset: int | None
-    size_mb: float  # with the files of its weights, where they are separate
+    size_mb: float  # with separate files of weights
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -257,7 +257,7 @@ def describe_file(model: Path) -> OnnxFile:
 
     graph = onnx.load(model, load_external_data=False)
     notes = {entry.key: entry.value for entry in graph.metadata_props}
-    separate = {  # files of weights, where they exceed 2 GiB
+    separate = {  # files of weights of more than 2 GiB
         entry.value
         for tensor in graph.graph.initializer
         for entry in tensor.external_data

@@ -1,4 +1,4 @@
-"""What models score on the evaluation splits, as types; `metrics.json` and `validation.json` hold the same.
+"""The scores of models on the evaluation splits, as types, for `metrics.json` and `validation.json`.
 
 `to_dict` writes the keys of those files in their order. `from_dict` also reads files that lack some of them.
 """

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from mrem_deploy.data.encoded import Encoded
@@ -63,7 +61,7 @@ class Evaluation:
     def add_full_precision(self, teacher: PreTrainedModel, weights: str | None = None) -> None:
         """The same for the full-precision model. Its predictions are kept on disk for the next run.
 
-        weights: the `weights_digest` of the teacher, where the caller has it already.
+        weights: the `weights_digest` of the teacher, if the caller has it already.
         """
         self._accuracy = None
         weights = weights or weights_digest(teacher)
@@ -143,31 +141,12 @@ def evaluate(
 ) -> Evaluation:
     """Predict the evaluation split with the full-precision and the quantized model.
 
-    Note: only QAT, which chooses by the evaluation split, has read it before. `weights` is the
-    `weights_digest` of the teacher, where the caller has it already.
+    `weights` is the `weights_digest` of the teacher, if the caller has it already.
     """
     evaluation = Evaluation(recipe, task_data, tokenizer, teacher.config)
     evaluation.add_full_precision(teacher, weights)
     evaluation.add(QUANTIZED, torch_predictor(quantized))
     return evaluation
-
-
-def score_on_evaluation_split(
-    recipe: Recipe,
-    task_data: TaskData,
-    tokenizer: PreTrainedTokenizerBase,
-    teacher: PreTrainedModel,
-) -> Callable[[nn.Module], float]:
-    """A function that scores a model on the evaluation split, for methods that choose by it."""
-    evaluation = Evaluation(recipe, task_data, tokenizer, teacher.config)
-    if evaluation.task.label_free:
-        evaluation.add_full_precision(teacher)
-
-    def score(model: nn.Module) -> float:
-        evaluation.add(QUANTIZED, torch_predictor(model))
-        return evaluation.accuracy().quoted[QUANTIZED]
-
-    return score
 
 
 def weights_digest(model: PreTrainedModel) -> str:

@@ -28,8 +28,8 @@ def layer_errors(
 
 
 def layers_of(result: PartOutput, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What a whole model computed, layer by layer, without the padding."""
-    assert result.embedding is not None, "only a whole model has all layers"
+    """The output of every layer of an entire model, without the padding."""
+    assert result.embedding is not None, "only an entire model has all layers"
     mask = batch["attention_mask"].bool()
     named = {"embeddings": result.embedding[mask]}
     named |= {f"block {i}": hidden[mask] for i, hidden in enumerate(result.hidden, start=1)}
@@ -43,8 +43,8 @@ class RelativeErrors:
     def __init__(self) -> None:
         self._squares: dict[str, np.ndarray] = {}
 
-    def add(self, name: str, came: torch.Tensor, reference: torch.Tensor) -> None:
-        error = float((came - reference).double().square().sum())
+    def add(self, name: str, value: torch.Tensor, reference: torch.Tensor) -> None:
+        error = float((value - reference).double().square().sum())
         size = float(reference.double().square().sum())
         self._squares[name] = self._squares.get(name, np.zeros(2)) + np.array([error, size])
 

@@ -1,10 +1,11 @@
 """The table of metrics: one row each, which scores, resamples and names it everywhere.
 
 The main number of a task is `task.metric`, as in the paper: accuracy, Matthews' correlation for CoLA,
-Spearman's for STS-B. `task.also` names what GLUE reports besides. All are in percent in metrics.json.
+Spearman's for STS-B. `task.also` names the other metrics that GLUE reports. All are in percent in
+metrics.json.
 
-Note: a row without `score` is computed by the scorer of its task (SQuAD, tags) or by `agreement`. F1 has one
-row with three meanings: of a class, of the words of an answer, of entities.
+Note: a row without `score` is computed by the scorer of its task (SQuAD, tags) or by `agreement`. F1 has
+one row with three meanings: of a class, of the words of an answer, of entities.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Metric:
     score: Score | None = None  # of the classes or scores of whole texts, 0 to 1
     resample: Rowwise | None = None  # for the bootstrap; without it the change has no uncertainty
     percent: bool = True  # shown with %; a correlation times 100 is not a percentage of anything
-    hub_name: str = ""  # in model cards, where the Hugging Face hub has another name
+    hub_name: str = ""  # in model cards, if the Hugging Face hub has another name
     shown: bool = True  # in reports and model cards
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Predictions of a model over encoded examples, and its distance from the full-precision one."""
+"""Predictions of a model over encoded examples."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from mrem_deploy.base.progress import say, track
 from mrem_deploy.data.encoded import Encoded, sorted_batches
 from mrem_deploy.models.architectures import model_outputs
 
-# A predictor takes a padded batch and returns the model's outputs; torch, frozen and ONNX models
-# are all wrapped into one, so that one loop scores them all.
+# A predictor takes a padded batch and returns the model's outputs. There is one for torch and one for ONNX
+# models, so that one loop serves both.
 Predictor = Callable[[dict[str, torch.Tensor]], list[np.ndarray]]
 
 
@@ -37,7 +37,7 @@ def torch_predictor(model: nn.Module) -> Predictor:
 
 
 def pooling_of(model_folder: str) -> str:
-    """How an embedding model pools its tokens: as its sentence-transformers settings say, else the mean."""
+    """How an embedding model pools its tokens: by its sentence-transformers settings, else by the mean."""
     path = Path(model_folder) / "1_Pooling" / "config.json"
     if path.is_file():
         settings = json.loads(path.read_text(encoding="utf-8"))
@@ -59,8 +59,8 @@ def predict(
 ) -> list[np.ndarray]:
     """Outputs of every example in the order of `encoded`: one row each, or a list of ragged rows.
 
-    With `pooling` the output is a sentence embedding. Outputs that follow the tokens come back as
-    object arrays without their padding.
+    With `pooling` the output is a sentence embedding. Outputs per token have no
+    padding.
     """
     rows: list[np.ndarray | None] = [None] * len(encoded)
     for indices in track(sorted_batches(encoded.lengths, batch_size), label):
@@ -79,7 +79,7 @@ def predict(
 
 
 def remember(key: str, compute: Callable[[], np.ndarray]) -> np.ndarray:
-    """Predictions kept under `key`, which must name all that decides them.
+    """Predictions kept on disk under `key`, which must contain everything that decides them.
 
     The full-precision model is scored once per model and data, not once per bit width tried.
     """

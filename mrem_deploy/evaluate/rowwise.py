@@ -34,7 +34,7 @@ def mean(truth: np.ndarray, guess: np.ndarray, positive: int = 1) -> np.ndarray:
 
 
 def f1(truth: np.ndarray, guess: np.ndarray, positive: int = 1) -> np.ndarray:
-    """2·TP / (TP + FP + TP + FN); 0 where there is nothing positive at all."""
+    """2·TP / (TP + FP + TP + FN); 0 if nothing is positive."""
     truth, guess = truth == positive, guess == positive
     hits, named = (truth & guess).sum(axis=1), truth.sum(axis=1) + guess.sum(axis=1)
     return np.divide(2.0 * hits, named, out=np.zeros(len(truth)), where=named > 0)
@@ -64,7 +64,7 @@ def spearman(truth: np.ndarray, guess: np.ndarray, positive: int = 1) -> np.ndar
 
 
 def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """0 where nothing varies, as in `metrics.py`."""
+    """0 if nothing varies, as in `metrics.py`."""
     tiny = np.finfo(np.float64).eps
     out = np.zeros(len(numerator))
     return np.divide(numerator, denominator, out=out, where=denominator > tiny)

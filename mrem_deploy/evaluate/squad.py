@@ -1,8 +1,8 @@
 """Exact match and F1 by the rules of SQuAD's official scripts, v1.1 and v2.0.
 
-A prediction counts as what is left of it in lower case without punctuation, articles and superfluous
-spaces; of several answers the one that fits best counts. In v2.0 the answer to an unanswerable question
-is the empty text, and a model abstains where "no answer" scores above its best text by more than a threshold.
+Texts are compared in lower case, without punctuation, articles and extra spaces. If there are several right
+answers, the best match counts. In v2.0 the answer to an unanswerable question is the empty text, and a model
+abstains if "no answer" scores above its best text by more than a threshold.
 """
 
 from __future__ import annotations
@@ -58,23 +58,23 @@ def abstains(answers: Sequence[Answer], threshold: float = THRESHOLD) -> np.ndar
 
 
 def real_truths(truths: Sequence[Sequence[str]]) -> list[list[str]]:
-    """v2.0's: without answers of which nothing is left; empty for what cannot be answered."""
+    """The right answers by v2.0, without those that normalize to nothing; none if unanswerable."""
     return [[truth for truth in several if normalize(truth)] for several in truths]
 
 
 def _unabstaining(answers: Sequence[Answer], truths: list[list[str]]) -> dict[str, np.ndarray]:
-    """As if every question had to be answered; the empty answer is right where there is none."""
+    """As if the model never abstained; the empty text is right for unanswerable questions."""
     texts, either = [answer.text for answer in answers], [several or [""] for several in truths]
     raw = _raw(texts, either)
     unanswerable = np.array([not several for several in truths])
-    raw["f1"] = np.where(unanswerable, raw["exact"], raw["f1"])  # nothing has no words in common with itself
+    raw["f1"] = np.where(unanswerable, raw["exact"], raw["f1"])  # the empty text shares no words with itself
     return raw
 
 
 def score_v2(
     answers: Sequence[Answer], truths: Sequence[Sequence[str]], threshold: float = THRESHOLD
 ) -> dict[str, np.ndarray]:
-    """By question, 0 to 1, where a model abstains above the threshold."""
+    """By question, 0 to 1; the model abstains above the threshold."""
     kept = real_truths(truths)
     unanswerable = np.array([not several for several in kept])
     silent, raw = abstains(answers, threshold), _unabstaining(answers, kept)
@@ -82,10 +82,10 @@ def score_v2(
 
 
 def best_thresholds(answers: Sequence[Answer], truths: Sequence[Sequence[str]]) -> dict[str, float]:
-    """The scores (0 to 1) at the threshold that suits each best, and these thresholds.
+    """The best scores (0 to 1) over all thresholds, and these thresholds.
 
-    From "always abstain" on, questions are answered in the order of their margins: an answered one adds
-    its score, and one that cannot be answered costs the point that silence had.
+    Start from "always abstain" and answer the questions in the order of their margins: each adds its score,
+    and an unanswerable one loses the point that abstaining had.
     """
     kept = real_truths(truths)
     margins = np.array([answer.null_margin for answer in answers])
@@ -97,7 +97,7 @@ def best_thresholds(answers: Sequence[Answer], truths: Sequence[Sequence[str]]) 
         totals = unanswerable.sum() + np.concatenate([[0.0], np.cumsum(gains)])
         best = int(totals.argmax())
         result[f"best_{name}"] = float(totals[best]) / len(answers)
-        # Silence everywhere has no margin of its own: the official script says 0.0 for it.
+        # "Always abstain" has no margin; the official script reports 0.0 for it.
         result[f"best_{name}_thresh"] = float(margins[order[best - 1]]) if best else 0.0
     return result
 
@@ -108,15 +108,15 @@ def summary_v1(answers: Sequence[Answer], truths: Sequence[Sequence[str]]) -> di
 
 
 def summary_v2(answers: Sequence[Answer], truths: Sequence[Sequence[str]]) -> dict[str, float]:
-    """As the official script tells them, thresholds excepted in percent."""
+    """The numbers of the official script, in percent except for the thresholds."""
     scores = score_v2(answers, truths)
-    told = {name: 100.0 * float(values.mean()) for name, values in scores.items()}
+    found = {name: 100.0 * float(values.mean()) for name, values in scores.items()}
     best = best_thresholds(answers, truths)
-    told |= {name: value if name.endswith("_thresh") else 100.0 * value for name, value in best.items()}
+    found |= {name: value if name.endswith("_thresh") else 100.0 * value for name, value in best.items()}
     answerable = np.array([bool(several) for several in real_truths(truths)])
     for label, chosen in (("HasAns", answerable), ("NoAns", ~answerable)):
         if chosen.any():
-            told |= {
+            found |= {
                 f"{label}_{name}": 100.0 * float(values[chosen].mean()) for name, values in scores.items()
             }
-    return told
+    return found

@@ -16,7 +16,6 @@ from mrem_deploy.data.encoded import (
     WINDOW,
     BatchSchedule,
     Encoded,
-    batch_at,
     bucketed_batches,
     sorted_batches,
 )
@@ -112,6 +111,23 @@ def test_digest_follows_tokens_and_order_only() -> None:
     assert len({digest("a b", "a"), digest("a", "a b"), digest("a b"), digest("a b a")}) == 4
 
 
+def test_digest_of_pairs_follows_both_texts_and_no_labels() -> None:
+    def digest(*pairs: tuple[str, str], label: int = 0) -> str:
+        first, second = map(list, zip(*pairs, strict=True))
+        labels = np.full(len(pairs), label)
+        return encode(six_words(), Texts(first, second, labels, ("x", "y")), max_length=16).digest()
+
+    same = digest(("a b", "b"), ("a", "b"))
+    assert same == digest(("a b", "b"), ("a", "b"), label=1)
+    different = [
+        digest(("a", "b"), ("a b", "b")),  # order
+        digest(("a", "b b"), ("a", "b")),  # the border between texts
+        digest(("a b", "b")),
+        digest(("a b", "b"), ("a", "a")),
+    ]
+    assert len({same, *different}) == 5
+
+
 def test_digest_sees_where_one_text_ends() -> None:
     one = Encoded({"input_ids": [np.array([1, 2]), np.array([3])]}, np.array([2, 1]), {"input_ids": 0}, None)
     two = Encoded({"input_ids": [np.array([1]), np.array([2, 3])]}, np.array([1, 2]), {"input_ids": 0}, None)
@@ -174,7 +190,7 @@ def test_schedule_needs_only_the_step() -> None:
     for step in (24, 0, 10, 11, 21, 22):  # backwards and across the ends of epochs
         assert walked[step].tolist() == expected[step].tolist()
         assert schedule.at(step).tolist() == expected[step].tolist()
-        assert batch_at(LENGTHS, 100, 3, step).tolist() == expected[step].tolist()
+        assert BatchSchedule(LENGTHS, 100, 3).at(step).tolist() == expected[step].tolist()
 
 
 def test_sorted_batches_begin_with_the_longest() -> None:

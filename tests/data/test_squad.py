@@ -206,7 +206,7 @@ def test_a_tokenizer_without_characters_is_refused(tokenizer: Any) -> None:
     class Slow:
         is_fast = False
 
-    with pytest.raises(UserError, match=r"\(Slow\) does not tell them"):
+    with pytest.raises(UserError, match=r"\(Slow\) does not give these"):
         tokenize(one("the plot was good"), Slow(), 32)
 
 

@@ -291,27 +291,8 @@ def test_evaluation_is_read_only_when_asked(tmp_path: Path) -> None:
     own(tmp_path, "a", None, name="dev")  # a fault in a row that opening does not look at
     data = open_task("text-classification", str(tmp_path))
     assert len(data.train()) == 2
-    data.digest()
     with pytest.raises(UserError, match=r"1 of 2 .*the first is row 2"):
         data.evaluation()
-
-
-def test_digest_follows_the_training_texts_only(tmp_path: Path) -> None:
-    jsonl(tmp_path / "dev.jsonl", {"text": "x", "b": "y", "label": "a"})
-
-    def of(*texts: tuple[str, str], label: str = "a") -> str:
-        jsonl(tmp_path / "train.jsonl", *({"text": x, "b": y, "label": label} for x, y in texts))
-        return open_task("text-classification", str(tmp_path), Columns(text_pair="b")).digest()
-
-    same = of(("one", "two"), ("three", "four"))
-    assert same == of(("one", "two"), ("three", "four"), label="other")
-    different = [
-        of(("three", "four"), ("one", "two")),  # order
-        of(("onet", "wo"), ("three", "four")),  # the border between texts
-        of(("one", "two")),
-        of(("one", "two"), ("three", "fore")),
-    ]
-    assert len({same, *different}) == 5
 
 
 def test_sample_is_seeded_and_without_replacement() -> None:
