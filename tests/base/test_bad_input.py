@@ -316,7 +316,7 @@ CASES = [
     Case("out without permission", no_permission, ("no permission to write", "locked/result", "→")),
     Case("out holds other files", foreign_files,
          ("thesis", "not empty", "not written by this command", "→", "nothing was touched")),
-    Case("out holds the model", lambda p: p.set(out=p.root), ("holds the --model", "→", "another folder")),
+    Case("out holds the model", lambda p: p.set(out=p.root), ("contains the --model", "→", "another folder")),
     Case("cache folder is a file", lambda p: p.set(cache_dir=p.file("a-file", "")),
          ("--cache-dir", "a-file is a file", "→", "folder")),
     Case("disk full at the first checkpoint", full_disk(checkpoint),
