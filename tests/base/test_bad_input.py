@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tiny_job import Job, save_model, sentences, write_jsonl, write_reviews
 
-from mrem_deploy import __main__, pipeline
+from mrem_deploy import __main__
 from mrem_deploy.base import cli
 from mrem_deploy.quant import artifact
 from mrem_deploy.train import checkpoint, module
@@ -329,7 +329,7 @@ CASES = [
     Case("disk full at the tokenizer", full_at_the_tokenizer, ("no space left", "/out", "→", "--resume"),
          keeps_checkpoints=True),
     Case("disk full at the report",
-         lambda p: p.fail(pipeline, "write_report", OSError(errno.ENOSPC, "No space left"), writes=False),
+         lambda p: p.fail(publishing, "write_report", OSError(errno.ENOSPC, "No space left"), writes=False),
          ("no space left", "/out", "→", "--resume"), keeps_checkpoints=True),
     # recipes and resuming
     Case("recipe file missing", lambda p: p.flags.extend(["--config", "gone.yaml"]),
