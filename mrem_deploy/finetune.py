@@ -29,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--task", required=True, help="a GLUE task, squad, squad_v2, text- or token-classification")
     add("--data", required=True, help="folder, file or hub id of the task's data")
     add("--out", required=True, help="folder for the fine-tuned model; written as a whole at the end")
-    add("--eval-data", help="evaluation file, where it does not lie beside the training file")
+    add("--eval-data", help="evaluation file, if it is not next to the training file")
     add("--text-column", help="column of the sentence, for a file of your own")
     add("--text-pair-column", help="column of the second sentence")
     add("--label-column", help="column of the label")

@@ -22,7 +22,8 @@ examples:
   mrem quantize --model my-bert --task mnli --data glue/MNLI --bits auto --budget-mb 40 --out result
       chooses 2, 4 or 8 bits for each layer by its sensitivity, within 40 MiB
   mrem quantize --config result/recipe.yaml --out again      (the same run once more)
-  mrem quantize --config result/recipe.yaml --resume         (continue after an interruption)
+  mrem quantize --model my-bert --task sst2 --data glue/SST-2 --out result --resume
+      (the same command with --resume: continue after an interruption)
 
 `mrem quantize` is the same as `python -m mrem_deploy.quantize`. All options: docs/recipe.md
 """

@@ -79,7 +79,7 @@ class Run:
     def follow(self) -> None:
         """What a worker that does not lead does after training: wait for the leader to finish."""
         self.crew.wait_for_leader("the result")
-        if self.crew.local_rank == 0:  # the first on another machine, with checkpoints of its own
+        if self.crew.local_rank == 0:  # the first on another machine, with its own checkpoints
             self.store.remove()
 
     def finish(self) -> None:
