@@ -78,7 +78,7 @@ def answers(model: nn.Module, workshop: Path) -> np.ndarray:
     """Logits of the evaluation sentences."""
     _, tokenizer = loading.load_model(workshop / "model", "sequence-classification")
     texts = open_task("text-classification", str(workshop / "data")).evaluation()["dev"]
-    encoded = pipeline.encode(tokenizer, texts, POSITIONS)
+    encoded = walk_loading.encode(tokenizer, texts, POSITIONS)
     return np.stack(predict.predict(predict.torch_predictor(model), encoded, "test"))
 
 

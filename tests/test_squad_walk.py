@@ -157,7 +157,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], Path], tuple[str, ...]]] = {
     "answers no list": ("squad", rows({**GOOD, "answers": "good"}), ("question '1' has 'good'", "→")),
     "no questions": ("squad", rows(), ("empty", "→")),
     "v2 for v1": ("squad", rows(GOOD, IMPOSSIBLE), ("1 of 2", "'2'", "→", "--task squad_v2")),
-    "same id twice": ("squad", rows(GOOD, GOOD), ("1 ids come more than once", "'1'", "→")),
+    "same id twice": ("squad", rows(GOOD, GOOD), ("1 ids occur more than once", "'1'", "→")),
     "empty context": ("squad", rows({**IMPOSSIBLE}, context=" "), ("empty one", "'2'", "→")),
     "no answers": ("squad", rows({"id": "1", "question": "q"}), ("1 have none", "'1'", "→")),
     "no columns": ("squad", text("a.jsonl", '{"q": "a"}\n'), ("'question'", "it has 'q'", "→")),

@@ -121,7 +121,7 @@ def test_results_of_different_models_are_refused(
         ([], "no result folder was given"),
         (["--from", "nothing.json"], "cannot be read as a compare.json"),
         (["nowhere"], "has no recipe.yaml"),
-        (["--shape", "8by8"], "'8by8' is no shape"),
+        (["--shape", "8by8"], "'8by8' is not a shape"),
     ],
 )
 def test_mistakes_are_explained(

@@ -141,7 +141,7 @@ def test_every_worker_is_killed_once_and_the_result_is_the_same(
     faults = [fault("kill", rank, draw.randint(4 * rank + 1, 4 * rank + 4), attempt=rank) for rank in (0, 1)]
     code, said = finish(start(workshop, "killed", faults, "--deterministic", workers=2, max_restarts=1))
     assert code == cli.EXIT_FAILED
-    assert said.count("a worker died; all start again") == 1
+    assert said.count("a worker died; all workers start again") == 1
     assert "error: worker 1 failed: SIGKILL ended it from outside" in said, said
     assert traces(workshop, "killed") == [".killed.work"]
 

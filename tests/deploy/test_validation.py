@@ -309,7 +309,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], tuple[str, ...], tuple[str, ...
     "truncated safetensors": (
         lambda folder: cut(folder / artifact.TENSORS),
         (),
-        (artifact.TENSORS, "cannot be read", "copy the result folder again"),
+        (artifact.TENSORS, "cannot be read", "copy the entire result folder again"),
     ),
     "newer format": (newer, (), ("version 99", "the release of mrem_deploy that wrote it")),
     "no recipe": (

@@ -76,9 +76,9 @@ MOMENTS: dict[str, tuple[Any, str, int, int]] = {
     "half of a checkpoint": (checkpoint, "save_file", 2, 16),
     "between modules": (streams.Streams, "advance", 1, 10),
     "second module": (ModuleTrainer, "step", 19, 2),
-    "before the evaluation": (pipeline, "evaluate", 1, 0),
+    "before the evaluation": (pipeline, "freeze", 1, 0),
     "half of the result": (artifact, "save_file", 1, 0),
-    "before the report": (pipeline, "write_report", 1, 0),
+    "before the report": (publishing, "write_report", 1, 0),
 }
 
 

@@ -139,6 +139,6 @@ def test_a_disk_too_small_is_refused_before_anything_is_written(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 100, 10))
     with pytest.raises(UserError) as caught:
         ActivationCache(np.array([1000] * 1000), 64, ON_DISK, tmp_path)
-    assert "488 MB" in caught.value.problem  # 2 · 10⁶ · 64 · 4 bytes
+    assert "488 MiB" in caught.value.problem  # 2 · 10⁶ · 64 · 4 bytes
     assert "--calib-size" in caught.value.remedy
     assert list(tmp_path.iterdir()) == []
