@@ -22,8 +22,8 @@ from mrem_deploy.walk.state import Run
 
 @dataclass
 class Loaded:
-    """What a run reads. The evaluation split is read when its `evaluation` is first used: after training,
-    except by qat, which chooses by it."""
+    """What a run reads. The evaluation texts are read when `evaluation` is first used: after training, except
+    by qat, which chooses by it. (`load` has looked at their labels, to refuse one that the model lacks.)"""
 
     recipe: Recipe
     task_data: TaskData
