@@ -22,19 +22,9 @@ def html_page(
     subject, _, bits = summary.title.rpartition(" · ")
     figures = "".join(figure_html(plot) for plot in plots)
     tables = "".join(table_html(table) for table in details)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(summary.title)}</title>
-<style>{CSS}</style>
-</head>
-<body>
-<main>
-<header><div class="eyebrow">Quantization report</div>
+    return page_html(
+        summary.title,
+        f"""<header><div class="eyebrow">Quantization report</div>
 <h1>{escape(subject)} · <span class="whole">{escape(bits)}</span></h1>
 <p class="lead">{escape(summary.sentence)}</p></header>
 {notes}
@@ -47,7 +37,25 @@ def html_page(
 <p class="note">Run it again with <code>python -m mrem_deploy.quantize --config recipe.yaml</code>.</p>
 </section>
 </div>
-<footer>All numbers are in <code>metrics.json</code>. Made by mrem_deploy.</footer>
+<footer>All numbers are in <code>metrics.json</code>. Made by mrem_deploy.</footer>""",
+    )
+
+
+def page_html(title: str, main: str, style: str = "") -> str:
+    """A page that loads nothing: `main` in the frame and the look that all our pages share."""
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+<style>{CSS}{style}</style>
+</head>
+<body>
+<main>
+{main}
 </main>
 </body>
 </html>

@@ -13,7 +13,7 @@ from typing import Any
 from mrem_deploy.base.files import atomic_file, write_json, write_text
 from mrem_deploy.base.tables import Table, md, md_table
 from mrem_deploy.benchmarks.output import table as aligned
-from mrem_deploy.report.html import CSS, figure_html, table_html
+from mrem_deploy.report.html import figure_html, page_html, table_html
 from mrem_deploy.report.page import environment_table
 from mrem_deploy.reproduce.claims import summary
 from mrem_deploy.reproduce.layout import Record, Shown
@@ -57,6 +57,12 @@ class Provenance:
     @property
     def date(self) -> str:
         return str(self.environment["date"])
+
+
+# Wider than a report, for tables of many runs.
+STYLE = """
+main { max-width: 1080px; } li { margin: 3px 0; font-size: 14px; } a { color: var(--accent); }
+"""
 
 
 def write_entry(entry: Entry, folder: Path, provenance: Provenance) -> list[Path]:
@@ -157,21 +163,7 @@ def _html(entries: Sequence[Entry], title: str, provenance: Provenance) -> str:
     )
     left_out = "".join(f'<p class="warning">{escape(sentence)}</p>' for sentence in provenance.left_out)
     sections = "".join(_section(entry) for entry in entries)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(title)}</title>
-<style>{CSS}
-main {{ max-width: 1080px; }} li {{ margin: 3px 0; font-size: 14px; }} a {{ color: var(--accent); }}
-</style>
-</head>
-<body>
-<main>
-<header><div class="eyebrow">The paper's experiments</div>
+    main = f"""<header><div class="eyebrow">The paper's experiments</div>
 <h1>{escape(title)}</h1>
 <p class="lead">{escape(_findings(entries))}</p></header>
 {left_out}
@@ -179,8 +171,5 @@ main {{ max-width: 1080px; }} li {{ margin: 3px 0; font-size: 14px; }} a {{ colo
 {sections}
 <div class="details">{table_html(environment_table(provenance.environment))}
 <section><h2>Command</h2><pre>{escape(provenance.command)}</pre></section></div>
-<footer>Every number is in the csv and json files next to this page. Made by mrem_deploy.</footer>
-</main>
-</body>
-</html>
-"""
+<footer>Every number is in the csv and json files next to this page. Made by mrem_deploy.</footer>"""
+    return page_html(title, main, STYLE)
