@@ -8,25 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from a_result import Page, front_matter, metrics, write
+from a_result import front_matter, metrics, write
 
 from mrem_deploy.base import files, format
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.report import summary
 from mrem_deploy.report.plots import ends, finite
 from mrem_deploy.result import Onnx, OnnxCheck
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("result")
-    write(folder, draw=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def page(written: Path) -> Page:
-    return Page((written / "report.html").read_text(encoding="utf-8"))
 
 
 def test_front_matter_says_what_the_hub_wants(written: Path) -> None:

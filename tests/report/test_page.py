@@ -21,19 +21,6 @@ from mrem_deploy.report.plots import draw_plots
 from mrem_deploy.result import Accuracy, History, LayerErrors, Metrics, Parallel, Sizes, WorkerCost
 from mrem_deploy.train.job import ProcessCost, WorkerReport, WorkerSeconds
 
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("result")
-    write(folder, draw=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def page(written: Path) -> Page:
-    return Page((written / "report.html").read_text(encoding="utf-8"))
-
-
 # The numbers
 
 
