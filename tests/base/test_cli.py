@@ -74,8 +74,8 @@ cli.run(main)
 WAITING = " ".join(cli.PASSIVE_WAITING)
 
 
-def test_threads_wait_without_spinning_unless_the_user_says_otherwise() -> None:
-    assert environment(WAITING) == ["passive", "0", "0"]
+def test_threads_hardly_spin_unless_the_user_says_otherwise() -> None:
+    assert environment(WAITING) == ["passive", "5000", "0"]
     assert environment(WAITING, OMP_WAIT_POLICY="active") == ["active", "None", "None"]
     assert environment(WAITING, GOMP_SPINCOUNT="9") == ["None", "9", "None"]
     assert environment("ONEDNN_MAX_CPU_ISA", ONEDNN_MAX_CPU_ISA="AVX2") == ["AVX2"]
