@@ -53,6 +53,16 @@ FEW = [
 # What tells nothing about the model: times, memory, places and the machine.
 # The recipe's digest names the folders of the run; `recipe_digest` below is that of a fixed recipe.
 NOT_COMPARED = ("environment", "cost", "recipe_digest", "version")
+# The options that there were when golden.json was recorded. The lines of younger ones in recipe.yaml are not
+# compared; where the default of a younger one changes a result, `run_cell` names the value that does not.
+RECORDED_OPTIONS = (
+    "model", "task", "data", "out", "bits", "budget_mb", "sensitivity", "method", "modules", "steps",
+    "calib_size", "batch_size", "max_length", "lr", "step_lr", "seed", "per_channel", "symmetric",
+    "keep_fp", "weight_quantizer", "curvature", "text_column", "text_pair_column", "label_column",
+    "eval_data", "eval_size", "staleness", "teacher_forcing", "deterministic", "workers", "max_restarts",
+    "worker_timeout", "train_size", "qat_epochs", "qat_lr", "qat_evals", "accumulate", "init_batches",
+    "checkpoint_steps", "cache_dir", "max_memory", "export", "validate", "threads", "device", "kernels",
+)  # fmt: skip
 
 
 def cells() -> list[tuple[str, str, str]]:
@@ -142,8 +152,14 @@ def describe_result(folder: Path, root: Path) -> dict[str, dict[str, str]]:
             content = json.loads(path.read_text(encoding="utf-8").replace(str(root), "ROOT"))
             structure[name], values[name] = digest(shape_of(content)), digest(comparable(content))
         elif name == "recipe.yaml":
-            values[name] = digest(path.read_text(encoding="utf-8").replace(str(root), "ROOT"))
+            values[name] = digest(recorded_lines(path).replace(str(root), "ROOT"))
     return {"structure": structure, "values": values}
+
+
+def recorded_lines(path: Path) -> str:
+    """A recipe.yaml without the options that are younger than the record; each option is one line."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(line for line in lines if line.partition(":")[0] in RECORDED_OPTIONS)
 
 
 def files_of(folder: Path) -> list[Path]:
