@@ -31,7 +31,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test demo lint format typecheck sanitize bench docs optimum oldest clean distclean
+.PHONY: help setup test gpu-compile demo lint format typecheck sanitize bench docs optimum oldest clean distclean
 
 help:
 	@echo "make setup      install everything into $(VENV)"
@@ -41,6 +41,7 @@ help:
 	@echo "make format     format all files with ruff and clang-format"
 	@echo "make typecheck  check the types with mypy"
 	@echo "make sanitize   C++ tests under the address and undefined-behaviour sanitizers"
+	@echo "make gpu-compile  the Triton kernels compiled for three GPUs and checked, without a GPU"
 	@echo "make bench      micro-benchmarks of the kernels"
 	@echo "make docs       write docs/recipe.md from the options of the recipe"
 	@echo "make optimum    run exported models in optimum-onnx, in a separate environment"
@@ -104,7 +105,10 @@ demo: $(READY)
 
 # Two at a time; the tests of a file stay together, because they share what is slow to make.
 test: $(READY)
-	$(PY) -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+	$(PY) -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "not gpu_compile" $(PYTEST_ARGS)
+
+gpu-compile: $(READY)
+	$(PY) -m pytest -m gpu_compile tests/kernels
 
 lint: $(READY)
 	$(PY) -m ruff check .

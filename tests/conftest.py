@@ -16,6 +16,24 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 ROOT = Path(__file__).resolve().parent.parent
+# Files that take longest come first: one that started last would keep a single process busy at the end.
+LONGEST_FIRST = (
+    "test_parallel_job.py",
+    "test_export.py",
+    "test_two_nodes.py",
+    "test_benchmark_compare.py",
+    "test_golden.py",
+    "test_reproduce.py",
+    "test_kernels_gpu_interpreter.py",
+    "test_api.py",
+    "test_checkpoint.py",
+    "test_squad_walk.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: number for number, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))  # stable: the rest stays in order
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """What the Triton kernels compile to, without a GPU: matrix instructions, registers, shared memory.
 
-Every op in every tile that is shipped, for A100, H100 and MI300; and kernels made to fail each check.
+Every op in every tile that is shipped, for A100, H100 and MI300; and kernels made to fail each check. That takes
+minutes, so it is `make gpu-compile` that runs this file, not `make test`; continuous integration runs both.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from mrem_deploy.kernels.gpu import inspection, tuning  # noqa: E402
 from mrem_deploy.kernels.gpu.launching import launch  # noqa: E402
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
+pytestmark = pytest.mark.gpu_compile
 
 
 @pytest.fixture(scope="module")
