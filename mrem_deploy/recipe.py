@@ -33,7 +33,9 @@ from mrem_deploy.recipe_values import parse_modules as parse_modules
 METHODS = ("mrem-s", "mrem-p", "rem", "ptq", "qat")
 SENSITIVITIES = ("error", "hessian")
 CURVATURES = ("identity", "adam")
+CENTRINGS = ("auto", "on", "off")
 AUTO = "auto"
+CENTRED_BITS = 4  # of activations that are centred unless the recipe says otherwise
 
 # The groups of options in the order of `--help`, and what holds for the entire group.
 MODEL, BITS, TRAINING, MREM_P = "model and data", "bits", "training", "mrem-p"
@@ -140,6 +142,14 @@ class Recipe:
     )
     curvature: str = option(
         "identity", "how LAQ weights the errors", group=BITS, choices=CURVATURES, rare=True
+    )
+    centring: str = option(
+        "auto",
+        "shift activations by the mean of each channel before they are quantized, at no cost at run time; "
+        "auto: where activations have 4 bits",
+        group=BITS,
+        choices=CENTRINGS,
+        rare=True,
     )
     text_column: str | None = option(None, "your own file: column of the sentence", group=MODEL)
     text_pair_column: str | None = option(None, "your own file: column of the second sentence", group=MODEL)
@@ -294,6 +304,12 @@ class Recipe:
             weights, embeddings, activations, self.per_channel, self.symmetric,
             self.weight_quantizer, self.curvature, self.keep_fp,
         )  # fmt: skip
+
+    @property
+    def centres(self) -> bool:
+        """Whether activations are shifted by the mean of each channel."""
+        activations = self.spec.activation_bits
+        return self.centring == "on" or (self.centring == AUTO and activations == CENTRED_BITS)
 
     @property
     def chooses_bits(self) -> bool:

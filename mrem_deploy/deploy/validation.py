@@ -308,7 +308,11 @@ def onnx_layer_errors(
         found = {name: torch.from_numpy(value) for name, value in zip(names, outputs, strict=True)}
         result = whole(None, {name: value.to(device) for name, value in batch.items()})
         mask = batch["attention_mask"].bool()
-        layers = {layer: found[name][mask] for layer, name in values.items() if name in found}
+        layers = {
+            layer: whole.unshifted(found[name], block)[mask]
+            for block, (layer, name) in enumerate(values.items())
+            if name in found
+        }
         last = [value for name, value in found.items() if name not in values.values()]
         masked = [value[mask] if result.per_token else value for value in last]
         layers["output"] = torch.cat([value.flatten() for value in masked])

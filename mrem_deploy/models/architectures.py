@@ -16,6 +16,20 @@ from mrem_deploy.base.errors import UserError
 
 
 @dataclass(frozen=True)
+class Norms:
+    """LayerNorms after attention and feed-forward (post-norm), and the linears around them.
+
+    Paths are inside one block, except that of the embedding's norm, which is inside the base model.
+    """
+
+    embedding: str  # its output is the first block's input
+    attention_output: str  # the linear whose output is added to the block's input
+    middle: str  # the norm after attention
+    feed_forward: tuple[str, str]  # the linear that reads `middle`, and the one whose output is added to it
+    last: str  # the norm whose output is the block's
+
+
+@dataclass(frozen=True)
 class Architecture:
     """Paths inside the base model (first three) and inside one block (the others)."""
 
@@ -27,6 +41,7 @@ class Architecture:
     projections: tuple[str, ...] = ("classifier", "qa_outputs", "classifier.out_proj")  # the heads
     final_norm: str | None = None  # applied after the last block, belongs to the last module
     constant: str | None = None  # read by every block, so no module may train it
+    norms: Norms | None = None  # None: pre-norm, or no biases
 
 
 _BERT = Architecture(
@@ -35,6 +50,13 @@ _BERT = Architecture(
     attention="attention.self",
     shared_input=("query", "key", "value"),
     after_activation="output.dense",
+    norms=Norms(
+        embedding="embeddings.LayerNorm",
+        attention_output="attention.output.dense",
+        middle="attention.output.LayerNorm",
+        feed_forward=("intermediate.dense", "output.dense"),
+        last="output.LayerNorm",
+    ),
 )
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -48,6 +70,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention="attention",
         shared_input=("q_lin", "k_lin", "v_lin"),
         after_activation="ffn.lin2",
+        norms=Norms(
+            embedding="embeddings.LayerNorm",
+            attention_output="attention.out_lin",
+            middle="sa_layer_norm",
+            feed_forward=("ffn.lin1", "ffn.lin2"),
+            last="output_layer_norm",
+        ),
     ),
     "mpnet": Architecture(
         word_embedding="embeddings.word_embeddings",
@@ -56,6 +85,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         shared_input=("q", "k", "v"),
         after_activation="output.dense",
         constant="encoder.relative_attention_bias",
+        norms=Norms(
+            embedding="embeddings.LayerNorm",
+            attention_output="attention.attn.o",
+            middle="attention.LayerNorm",
+            feed_forward=("intermediate.dense", "output.dense"),
+            last="output.LayerNorm",
+        ),
     ),
     "modernbert": Architecture(
         word_embedding="embeddings.tok_embeddings",

@@ -20,6 +20,10 @@ from transformers import PreTrainedModel
 
 from mrem_deploy.models.architectures import anatomy, model_outputs
 
+# A model whose hidden states are shifted by constants (quant/centring.py) has them in this attribute: by the
+# number of the block that reads the hidden state.
+HIDDEN_SHIFTS = "hidden_shifts"
+
 
 class _HandThrough(nn.Module):
     """Replaces the embeddings in later modules, whose input is embedded already."""
@@ -88,19 +92,30 @@ class Part(nn.Module):
         # Not registered as submodules: the blocks are in the view already.
         object.__setattr__(self, "blocks", blocks)
         self.blocks: list[nn.Module]
+        self.shifts: dict[int, torch.Tensor] = getattr(model, HIDDEN_SHIFTS, {})
 
     def forward(self, hidden: torch.Tensor | None, batch: dict[str, torch.Tensor]) -> PartOutput:
-        """Run on `batch` (the first module) or on the predecessor's hidden state and batch's mask."""
+        """Run on `batch` (the first module) or on the predecessor's hidden state and batch's mask.
+
+        Hidden states go in and come out without the shifts that the model may have."""
         if self.first:
             inputs = {name: value for name, value in batch.items() if name != "labels"}
         else:
             assert hidden is not None  # only the first module reads token ids
+            if self.start in self.shifts:
+                hidden = hidden - self.shifts[self.start].to(hidden)
             inputs = {"inputs_embeds": hidden, "attention_mask": batch["attention_mask"]}
         with _record(self.blocks) as (entered, left):
             result = self.view(**inputs)
         outputs = model_outputs(result) if self.last else []
         per_token = self.last and (outputs[0].dim() == 3 or "start_logits" in result)
-        return PartOutput(entered[0] if self.first else None, left, outputs, per_token)
+        left = [self.unshifted(hidden, number) for number, hidden in enumerate(left, start=self.start + 1)]
+        embedding = self.unshifted(entered[0], 0) if self.first else None
+        return PartOutput(embedding, left, outputs, per_token)
+
+    def unshifted(self, hidden: torch.Tensor, block: int) -> torch.Tensor:
+        """The input of a block, without its shift."""
+        return hidden + self.shifts[block].to(hidden) if block in self.shifts else hidden
 
 
 @contextmanager

@@ -7,6 +7,7 @@ integers and scale them once, by the same code.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from mrem_deploy.kernels import pack, unpack
 from mrem_deploy.kernels.reference import integers, scale_once
 from mrem_deploy.models.architectures import Anatomy
 from mrem_deploy.models.loading import HEADS
+from mrem_deploy.models.parts import HIDDEN_SHIFTS
 from mrem_deploy.numerics import Grid, dequantize, quantize
 from mrem_deploy.quant import artifact
 from mrem_deploy.quant.artifact import Artifact
@@ -61,6 +63,7 @@ class FrozenModel:
     weights: dict[str, FrozenWeight] = field(default_factory=dict)  # by layer
     scales: dict[str, FrozenScale] = field(default_factory=dict)  # by activation point
     full: dict[str, torch.Tensor] = field(default_factory=dict)  # what stays full precision
+    shifts: dict[int, torch.Tensor] = field(default_factory=dict)  # by block; see centring.py
     notes: dict[str, Any] = field(default_factory=dict)  # JSON for the manifest: recipe digest and so on
 
     def build(self) -> PreTrainedModel:
@@ -94,10 +97,8 @@ class FrozenModel:
             raise UserError(
                 f"{folder / artifact.TENSORS} lacks the tensor {error}", "copy the entire result folder again"
             ) from error
-        prefix = "full/"
-        frozen.full = {
-            name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)
-        }
+        frozen.full = _under("full/", tensors)
+        frozen.shifts = {int(block): value for block, value in _under("shift/", tensors).items()}
         return frozen
 
     def _tensors(self) -> dict[str, torch.Tensor]:
@@ -108,6 +109,7 @@ class FrozenModel:
             tensors[f"scale/{name}"] = weight.scale
         for name, activation in self.scales.items():
             tensors[f"step/{name}"] = activation.scale
+        tensors |= {f"shift/{block}": value for block, value in self.shifts.items()}
         return tensors | {f"full/{name}": value for name, value in self.full.items()}
 
     def _manifest(self) -> dict[str, Any]:
@@ -129,6 +131,10 @@ class FrozenModel:
         return 4 * (count + sum(value.numel() for value in self.full.values())) / MIB
 
 
+def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
 @torch.no_grad()
 def freeze(model: PreTrainedModel, head: str) -> FrozenModel:
     """Read the integers out of a fake-quant model. The model is not changed."""
@@ -147,6 +153,7 @@ def freeze(model: PreTrainedModel, head: str) -> FrozenModel:
     for name, value in model.state_dict().items():
         if name not in packed and "_quantizer." not in name and name.rpartition(".")[0] not in frozen.scales:
             frozen.full[name] = value.detach().cpu().clone()
+    frozen.shifts = {block: z.cpu().clone() for block, z in getattr(model, HIDDEN_SHIFTS, {}).items()}
     return frozen
 
 
@@ -202,6 +209,7 @@ def shell(frozen: FrozenModel, attention: str = ATTENTION) -> tuple[PreTrainedMo
     if getattr(model, "pooler", None) is not None and "pooler.dense.bias" not in frozen.full:
         model.pooler = None  # a bare encoder whose checkpoint had none
     found = prepare(model, attention)
+    setattr(model, HIDDEN_SHIFTS, dict(frozen.shifts))
     dtype = next(iter(frozen.full.values())).dtype
     model.to(dtype)
     missing, unexpected = model.load_state_dict(frozen.full, strict=False)

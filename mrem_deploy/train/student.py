@@ -10,7 +10,9 @@ from transformers import PreTrainedModel
 
 from mrem_deploy.base.progress import say
 from mrem_deploy.data.encoded import BatchSchedule, Encoded
+from mrem_deploy.models.architectures import Anatomy
 from mrem_deploy.quant.calibrate import initial_scales
+from mrem_deploy.quant.centring import centre, channel_means, shifts_of
 from mrem_deploy.quant.insert import activation_points, insert_quantizers, prepare
 from mrem_deploy.quant.mixed import MixedBits, choose_bits
 from mrem_deploy.quant.spec import QuantSpec
@@ -38,14 +40,26 @@ def make_student(
     crew, spec = crew or Crew(), spec or recipe.spec
     device = next(teacher.parameters()).device
     found = prepare(teacher)
-    batches = first_batches(recipe, calibration, device, recipe.init_batches)
+    batches = list(first_batches(recipe, calibration, device, recipe.init_batches))
     say(f"initialising scales on {recipe.init_batches} batches")
-    share = list(activation_points(found, spec))[crew.rank :: crew.world]
-    own = initial_scales(teacher, found, spec, batches, share)
-    scales = share_scales(crew, own)
     student = copy.deepcopy(teacher)
+    if recipe.centres:
+        centre(student, found, _shared_means(teacher, found, batches, crew))
+    share = list(activation_points(found, spec))[crew.rank :: crew.world]
+    own = initial_scales(student, found, spec, batches, share)
+    scales = share_scales(crew, own)
     insert_quantizers(student, spec, scales)
     return student.requires_grad_(True).to(device)
+
+
+def _shared_means(
+    teacher: PreTrainedModel, found: Anatomy, batches: list[dict[str, torch.Tensor]], crew: Crew
+) -> dict[str, torch.Tensor]:
+    """What to centre by; all workers take the leader's means, because neighbours must agree to the bit."""
+    own = channel_means(teacher, shifts_of(teacher, found), batches) if crew.leads else {}
+    plain = {name: mean.tolist() for name, mean in own.items()}
+    shared = crew.exchange("the means of channels", plain, patient=True)[0]
+    return {name: torch.tensor(values) for name, values in shared.items()}
 
 
 def first_batches(
