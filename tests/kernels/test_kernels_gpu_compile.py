@@ -1,7 +1,7 @@
 """What the Triton kernels compile to, without a GPU: matrix instructions, registers, shared memory.
 
-Every op in every tile that is shipped, for A100, H100 and MI300; and kernels made to fail each check. It takes
-minutes, so `make gpu-compile` runs this file and `make test` does not; continuous integration runs both.
+Every op in every tile that is shipped, for A100, H100 and MI300; and kernels made to fail each check.
+It takes minutes, so `make gpu-compile` runs this file and `make test` does not; CI runs both.
 """
 
 from __future__ import annotations
