@@ -4,7 +4,8 @@ All the rules:
 
 1. The input of every quantized linear passes QuantizeLinear → DequantizeLinear with the learned scale. q, k
    and v share one scale, so their quantizer is written once.
-2. A weight is stored as its integers, (in, out) for MatMul, with its scale in DequantizeLinear.
+2. A weight is stored as its integers, (in, out) for MatMul, with its scale in DequantizeLinear. Codes 2
+   apart (midrise) are stored in INT2 as consecutive integers; a Gather, folded at load, looks the codes up.
 3. Activations are in 8-bit types, symmetric ones shifted by a zero point of 128. 4-bit codes follow a Clip to
    their range, because no runtime has 4-bit matmuls.
 4. Both operands of q·kᵀ and p·v are quantized like any other. The factor before the softmax is folded into
@@ -29,6 +30,7 @@ from mrem_deploy.export.profiles import Profile
 from mrem_deploy.export.skeleton import DOMAIN
 from mrem_deploy.export.tensors import PACKED_BITS, carrier, integer_tensor
 from mrem_deploy.models.architectures import Anatomy
+from mrem_deploy.numerics import UNQUANTIZED_BITS, from_stored, to_stored
 from mrem_deploy.quant.frozen import FrozenModel, FrozenScale, FrozenWeight
 
 GELU_OPSET = 20  # the first opset with Gelu
@@ -166,12 +168,14 @@ class Lowering:
             and reader.op_type == "Linear"
             and self.found.shared_inputs.get(_name(reader)) == attention
         ]
-        bits = {self._bits(_name(member)) for member in group}
+        grids = {self._grid(_name(member)) for member in group}
         with_bias = {f"{_name(member)}.bias" in self.frozen.full for member in group}
-        return group if len(bits) == 1 and len(with_bias) == 1 else [node]
+        return group if len(grids) == 1 and len(with_bias) == 1 else [node]
 
-    def _bits(self, name: str) -> int:
-        return self.frozen.weights[name].bits if name in self.frozen.weights else 32
+    def _grid(self, name: str) -> tuple[int, int]:
+        """Bits and spacing of a weight's codes."""
+        weight = self.frozen.weights.get(name)
+        return (weight.bits, weight.spacing) if weight else (UNQUANTIZED_BITS, 1)
 
     def _width(self, name: str) -> int:
         weight = self.frozen.weights.get(name)
@@ -250,18 +254,26 @@ class Lowering:
                 [np.broadcast_to(w.scale.float().numpy().reshape(-1), w.codes.shape[:1]) for w in weights]
             )
         scale = self.build.constant(scales, np.float32, f"{title}.weight.scale")
-        kind = carrier(self.profile, weights[0].bits, self.opset)
+        kind = carrier(self.profile, weights[0].bits, self.opset, weights[0].spacing)
         zero_point = None
         if kind == ir.DataType.UINT8:
             middles = np.full(scales.shape, 128)
             zero_point = self.build.constant(middles, np.uint8, f"{title}.weight.zero_point")
-        return self._stored(codes, kind, f"{title}.weight.codes"), scale, zero_point
+        return self._stored(codes, weights[0].spacing, kind, f"{title}.weight.codes"), scale, zero_point
 
-    def _stored(self, codes: np.ndarray, kind: ir.DataType, name: str) -> ir.Value:
-        stored = self.build.initializer(integer_tensor(codes, kind, name))
+    def _stored(self, codes: np.ndarray, spacing: int, kind: ir.DataType, name: str) -> ir.Value:
+        looked_up = spacing != 1 and kind == ir.DataType.INT2
+        stored = self.build.initializer(
+            integer_tensor(to_stored(codes, spacing) if looked_up else codes, kind, name)
+        )
         if kind not in PACKED_BITS or not self.profile.cast_weights:
             return stored
-        return self.build.op("Cast", stored, name=f"{name}.int8", to=ir.DataType.INT8)
+        if not looked_up:
+            return self.build.op("Cast", stored, name=f"{name}.int8", to=ir.DataType.INT8)
+        # Negative indices count from the end: the table is ordered 0, 1, −2, −1.
+        table = self.build.constant(from_stored(np.array([0, 1, -2, -1]), spacing), np.int8, "midrise.codes")
+        at = self.build.op("Cast", stored, name=f"{name}.int32", to=ir.DataType.INT32)
+        return self.build.op("Gather", table, at, name=f"{name}.int8", axis=0)
 
     # -- the rest ------------------------------------------------------------------------------------------
 
@@ -272,10 +284,10 @@ class Lowering:
             table = build.initializer(ir.tensor(self._values(name).numpy(), name=f"{name}.weight"))
             self.build.replace(node, build.op("Gather", table, ids, name=f"{name}.rows", axis=0))
             return
-        kind = carrier(self.profile, weight.bits, self.opset)
+        kind = carrier(self.profile, weight.bits, self.opset, weight.spacing)
         if kind == ir.DataType.UINT8:
             kind = ir.DataType.INT8  # rows are looked up, not multiplied, so they need no zero point
-        codes = self._stored(weight.codes.numpy(), kind, f"{name}.weight.codes")
+        codes = self._stored(weight.codes.numpy(), weight.spacing, kind, f"{name}.weight.codes")
         scales = weight.scale.float().numpy().reshape(-1)
         if self.profile.lookup_codes:
             scale = build.initializer(ir.tensor(scales.reshape(-1, 1), name=f"{name}.weight.scale"))

@@ -11,9 +11,12 @@ from mrem_deploy.kernels import pack
 PACKED_BITS = {ir.DataType.INT2: 2, ir.DataType.INT4: 4}
 
 
-def carrier(profile: Profile, bits: int, opset: int) -> ir.DataType:
-    """The ONNX type that stores weights of `bits`."""
-    if profile.packed and bits == 2 and opset >= INT2_OPSET:
+def carrier(profile: Profile, bits: int, opset: int, spacing: int = 1) -> ir.DataType:
+    """The ONNX type that stores weights of `bits`.
+
+    Codes 2 apart (midrise) fit INT2 only as consecutive integers, which operators must turn into codes again.
+    """
+    if profile.packed and bits == 2 and opset >= INT2_OPSET and (spacing == 1 or profile.cast_weights):
         return ir.DataType.INT2
     if profile.packed and bits <= 4 and opset >= INT4_OPSET:
         return ir.DataType.INT4

@@ -23,7 +23,7 @@ from mrem_deploy.base.options import bad_value, check_options, convert_all, flag
 from mrem_deploy.data.tasks import TASKS, Defaults, defaults_of
 from mrem_deploy.kernels.backends import CHOICES as BACKENDS
 from mrem_deploy.numerics import UNQUANTIZED_BITS
-from mrem_deploy.quant.spec import WEIGHT_QUANTIZERS, QuantSpec
+from mrem_deploy.quant.spec import USUAL_QUANTIZERS, WEIGHT_QUANTIZERS, QuantSpec
 from mrem_deploy.recipe_values import module_count as module_count
 from mrem_deploy.recipe_values import parse_bits as parse_bits
 from mrem_deploy.recipe_values import parse_epochs as parse_epochs
@@ -135,7 +135,9 @@ class Recipe:
     )
     weight_quantizer: str = option(
         "auto",
-        "auto: TWN at 2 bits, LAQ at 4 bits, a learned scale at 3 and 8",
+        f"auto: {USUAL_QUANTIZERS[2]} at 2 bits, {USUAL_QUANTIZERS[4]} at 4, {USUAL_QUANTIZERS[8]} (a "
+        "learned scale) at 3 and 8. For 2 bits only: twn (three levels) and midrise (four levels, none of "
+        "them zero); with midrise, layers of other bits are as with auto",
         group=BITS,
         choices=WEIGHT_QUANTIZERS,
         rare=True,
@@ -350,10 +352,16 @@ class Recipe:
 
 
 def _check_quantizer(recipe: Recipe) -> None:
-    """TWN has two bits; the others need a grid of more than three codes to be worth it."""
+    """TWN is for weights of 2 bits, midrise for anything of 2 bits; the others for any bits."""
     bits = AUTO if recipe.chooses_bits else recipe.spec.weight_bits
     if recipe.weight_quantizer == "twn" and bits not in (2, UNQUANTIZED_BITS):
         raise UserError(f"--weight-quantizer twn is for 2-bit weights; got {bits}", "use laq or uniform")
+    has_two_bits = recipe.chooses_bits or 2 in (recipe.spec.weight_bits, recipe.spec.embedding_bits)
+    if recipe.weight_quantizer == "midrise" and not has_two_bits:
+        raise UserError(
+            f"--weight-quantizer midrise is for 2 bits, and --bits {recipe.bits} has none",
+            "use auto, laq or uniform, or give weights or embeddings 2 bits",
+        )
 
 
 def _check_budget(recipe: Recipe) -> None:

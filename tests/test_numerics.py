@@ -13,8 +13,12 @@ from mrem_deploy.numerics import (
     activation_grid,
     asymmetric_grid,
     dequantize,
+    from_stored,
+    midrise_grid,
     quantize,
+    quantize_by_threshold,
     symmetric_grid,
+    to_stored,
 )
 
 
@@ -129,3 +133,45 @@ def test_every_grid_point_is_a_fixed_point(grid: Grid, scale: float) -> None:
 def test_a_scale_per_row_is_broadcast() -> None:
     x = torch.tensor([[1.0, 2.0], [1.0, 2.0]])
     assert quantize(x, torch.tensor([[1.0], [0.25]]), symmetric_grid(4)).tolist() == [[1, 2], [4, 7]]
+
+
+def test_the_midrise_grid_has_four_odd_codes() -> None:
+    grid = midrise_grid()
+    assert grid == Grid(2, -3, 3, 0, 2)
+    assert (grid.signed, grid.inner) == (True, 1)
+    assert list(range(grid.low, grid.high + 1, grid.spacing)) == [-3, -1, 1, 3]
+    assert symmetric_grid(2).inner == symmetric_grid(8).inner == 0
+
+
+@pytest.mark.parametrize(
+    ("grid", "expected"),
+    [(symmetric_grid(2), [-1, 0, 0, 0, 0, 0, 0, 1]), (midrise_grid(), [-3, -1, -1, 1, 1, 1, 1, 3])],
+)
+def test_a_threshold_decides_between_two_magnitudes(grid: Grid, expected: list[int]) -> None:
+    # On the threshold a value is not above it; −0 counts as 0, and 0 as positive.
+    x = torch.tensor([-0.51, -0.5, -0.1, -0.0, 0.0, 0.1, 0.5, 0.51])
+    assert quantize_by_threshold(x, torch.tensor(0.5), grid).tolist() == expected
+    doubled = quantize_by_threshold(x.double(), torch.tensor(0.5), grid)
+    assert doubled.dtype == torch.float64
+    assert doubled.tolist() == expected
+
+
+def test_thresholds_by_row_infinities_and_nan() -> None:
+    x = torch.tensor([[1.0, -3.0], [1.0, -3.0]])
+    by_row = quantize_by_threshold(x, torch.tensor([[2.0], [0.5]]), midrise_grid())
+    assert by_row.tolist() == [[1, -3], [3, -3]]
+    special = torch.tensor([float("inf"), float("-inf"), float("nan")])
+    one = torch.tensor(1.0)
+    assert quantize_by_threshold(special, one, midrise_grid())[:2].tolist() == [3, -3]
+    assert quantize_by_threshold(special, one, midrise_grid())[2].isnan()
+    assert quantize_by_threshold(special, one, symmetric_grid(2)).tolist() == [1, -1, 0]
+
+
+def test_odd_codes_are_stored_as_consecutive_integers() -> None:
+    codes = torch.tensor([-3, -1, 1, 3], dtype=torch.int8)
+    assert to_stored(codes, 2).tolist() == [-2, -1, 0, 1]  # what two bits in two's complement hold
+    assert from_stored(to_stored(codes, 2), 2).tolist() == codes.tolist()
+    assert to_stored(codes.numpy(), 2).dtype == codes.numpy().dtype
+    assert to_stored(codes, 2).dtype == from_stored(codes, 2).dtype == torch.int8
+    for every in (to_stored, from_stored):
+        assert every(codes, 1).tolist() == codes.tolist()

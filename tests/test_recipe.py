@@ -293,7 +293,7 @@ WRONG: list[tuple[str, Any, str]] = [
     *(("budget_mb", value, "MiB") for value in (-1, float("nan"), float("inf"))),
     *(("bits", value, "bits") for value in ("auto-", "auto-5", "auto-2-8", "auto8", "4-auto-8")),
     ("curvature", "hessian", "identity, adam"),
-    ("weight_quantizer", "gptq", "twn, laq"),
+    ("weight_quantizer", "gptq", "twn, midrise, laq"),
     ("per_channel", "yes", "true or false"),
     ("per_channel", 1, "true or false"),
     ("keep_fp", 5, "pattern"),
@@ -321,6 +321,15 @@ def test_twn_has_two_bits() -> None:
     with pytest.raises(UserError, match="twn is for 2-bit weights; got 4"):
         Recipe(weight_quantizer="twn", bits="4-4-8")
     assert Recipe(weight_quantizer="twn", bits="2-2-8").spec.weight_quantizer == "twn"
+
+
+def test_midrise_needs_two_bits_somewhere() -> None:
+    for bits in ("2-2-8", "2-4-8", "4-2-8", "2-32-4", "8-2-32"):
+        assert Recipe(weight_quantizer="midrise", bits=bits).spec.weight_quantizer == "midrise"
+    assert Recipe(weight_quantizer="midrise", bits="auto-4", budget_mb=12).chooses_bits
+    for bits in ("4-4-8", "3-8-8", "32-32-8"):
+        with pytest.raises(UserError, match=f"midrise is for 2 bits, and --bits {bits} has none"):
+            Recipe(weight_quantizer="midrise", bits=bits)
 
 
 @pytest.mark.parametrize("text", ["[]", "0", "false", "a text", "- a\n- b"])

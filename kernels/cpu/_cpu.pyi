@@ -33,11 +33,18 @@ def quantize_backward(
     grad_scale: Floats,
     threads: int,
 ) -> None: ...
-def ternarize(
-    weight: Floats, threshold: Floats, factor: Floats | None, out: Floats, threads: int
+def quantize_by_threshold(
+    weight: Floats,
+    threshold: Floats,
+    inner: int,
+    outer: int,
+    factor: Floats | None,
+    out: Floats,
+    threads: int,
 ) -> None: ...
 def scale_product(product: Floats, scale: Floats, bias: Floats | None, threads: int) -> None: ...
 def twn(weight: Floats, per_row: bool, threshold: Floats, scale: Floats, threads: int) -> None: ...
+def midrise(weight: Floats, per_row: bool, threshold: Floats, scale: Floats, threads: int) -> None: ...
 def laq(
     weight: Floats,
     start: Floats,

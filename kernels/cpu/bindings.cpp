@@ -18,7 +18,7 @@ namespace {
 
 // Increase it whenever a signature or its meaning changes. mrem_deploy/kernels/backends.py expects the same
 // number, so that an extension left over from an older checkout is not used.
-constexpr int kInterface = 2;
+constexpr int kInterface = 3;
 
 using Codes = py::array_t<std::int8_t, py::array::c_style>;
 using Bytes = py::array_t<std::uint8_t, py::array::c_style>;
@@ -157,8 +157,8 @@ void quantize_backward(const Plain& grad, const Floats& x, const Plain& scale, i
                             to, to_scale, threads);
 }
 
-void ternarize(const Floats& weight, const Plain& threshold, const std::optional<Plain>& factor, Plain out,
-               int threads) {
+void quantize_by_threshold(const Floats& weight, const Plain& threshold, int inner, int outer,
+                           const std::optional<Plain>& factor, Plain out, int threads) {
     const mrem::View view = view_of(weight);
     const mrem::Scales thresholds = scales_of(threshold, view, weight);
     require_size("out", out, view.size());
@@ -168,7 +168,8 @@ void ternarize(const Floats& weight, const Plain& threshold, const std::optional
     const mrem::Kernels& kernels = mrem::active_kernels();
     const mrem::View rows = rows_of(weight, view, thresholds.count);
     py::gil_scoped_release without_gil;
-    mrem::ternarize(kernels, rows, thresholds, factors, to, threads);
+    mrem::quantize_by_threshold(kernels, rows, thresholds,
+                                {static_cast<float>(inner), static_cast<float>(outer)}, factors, to, threads);
 }
 
 void scale_product(Plain product, const Plain& scale, const std::optional<Plain>& bias, int threads) {
@@ -195,7 +196,9 @@ Matrix matrix_of(const Plain& weight) {
     return {size_of(weight) / columns, columns};
 }
 
-void twn(const Plain& weight, bool per_row, Plain threshold, Plain scale, int threads) {
+// twn or midrise, which have the same signature
+template <auto Op>
+void threshold_and_scale(const Plain& weight, bool per_row, Plain threshold, Plain scale, int threads) {
     const Matrix shape = matrix_of(weight);
     const std::size_t count = per_row ? shape.rows : 1;
     require_size("threshold", threshold, count);
@@ -204,7 +207,7 @@ void twn(const Plain& weight, bool per_row, Plain threshold, Plain scale, int th
     float *delta = threshold.mutable_data(), *alpha = scale.mutable_data();
     const mrem::Kernels& kernels = mrem::active_kernels();
     py::gil_scoped_release without_gil;
-    mrem::twn(kernels, from, shape.rows, shape.columns, per_row, delta, alpha, threads);
+    Op(kernels, from, shape.rows, shape.columns, per_row, delta, alpha, threads);
 }
 
 void laq(const Plain& weight, const Plain& start, const std::optional<Plain>& diagonal, int low, int high,
@@ -268,12 +271,15 @@ PYBIND11_MODULE(_cpu, m) {
     m.def("quantize_backward", &quantize_backward, py::arg("grad").noconvert(), py::arg("x").noconvert(),
           py::arg("scale").noconvert(), py::arg("low"), py::arg("high"), py::arg("grad_x").noconvert(),
           py::arg("grad_scale").noconvert(), py::arg("threads"));
-    m.def("ternarize", &ternarize, py::arg("weight").noconvert(), py::arg("threshold").noconvert(),
-          py::arg("factor").noconvert(), py::arg("out").noconvert(), py::arg("threads"));
+    m.def("quantize_by_threshold", &quantize_by_threshold, py::arg("weight").noconvert(),
+          py::arg("threshold").noconvert(), py::arg("inner"), py::arg("outer"), py::arg("factor").noconvert(),
+          py::arg("out").noconvert(), py::arg("threads"));
     m.def("scale_product", &scale_product, py::arg("product").noconvert(), py::arg("scale").noconvert(),
           py::arg("bias").noconvert(), py::arg("threads"));
-    m.def("twn", &twn, py::arg("weight").noconvert(), py::arg("per_row"), py::arg("threshold").noconvert(),
-          py::arg("scale").noconvert(), py::arg("threads"));
+    m.def("twn", &threshold_and_scale<mrem::twn>, py::arg("weight").noconvert(), py::arg("per_row"),
+          py::arg("threshold").noconvert(), py::arg("scale").noconvert(), py::arg("threads"));
+    m.def("midrise", &threshold_and_scale<mrem::midrise>, py::arg("weight").noconvert(), py::arg("per_row"),
+          py::arg("threshold").noconvert(), py::arg("scale").noconvert(), py::arg("threads"));
     m.def("laq", &laq, py::arg("weight").noconvert(), py::arg("start").noconvert(),
           py::arg("diagonal").noconvert(), py::arg("low"), py::arg("high"), py::arg("iterations"),
           py::arg("per_row"), py::arg("scale").noconvert(), py::arg("threads"));

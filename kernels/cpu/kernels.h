@@ -21,6 +21,11 @@ struct Range {
     float low, high;
 };
 
+// The magnitudes of codes that a threshold decides: (0, 1) for ternary weights, (1, 3) for midrise ones.
+struct Levels {
+    float inner, outer;
+};
+
 struct KeptSum {
     double sum, count;
 };
@@ -42,8 +47,10 @@ struct Kernels {
     double (*quantize_backward)(const float* grad, const float* x, std::size_t n, float scale, Range range,
                                 bool past_cache, float* grad_x);
 
-    // out = sign(w) · [|w| > threshold] · factor; NaN counts as 0.
-    void (*ternarize)(const float* w, std::size_t n, float threshold, float factor, float* out);
+    // out = (w < 0 ? −1 : 1) · (|w| > threshold ? outer : inner) · factor.
+    // NaN stays NaN, except that with inner = 0 it becomes 0.
+    void (*quantize_by_threshold)(const float* w, std::size_t n, float threshold, Levels levels, float factor,
+                                  float* out);
 
     // product = product · scale + bias, each operation rounded; `scales` has n values or, if `one_scale`,
     // one; `bias` has n or is null.

@@ -104,14 +104,16 @@ double quantize_backward(const float* grad, const float* x, std::size_t n, float
 }
 
 template <class V>
-void ternarize(const float* w, std::size_t n, float threshold, float factor, float* out) {
-    const auto delta = V::all(threshold), f = V::all(factor);
-    const auto zero = V::all(0.0f), one = V::all(1.0f), minus = V::all(-1.0f);
+void quantize_by_threshold(const float* w, std::size_t n, float threshold, Levels levels, float factor,
+                           float* out) {
+    const auto delta = V::all(threshold), f = V::all(factor), zero = V::all(0.0f), minus = V::all(-1.0f);
+    const auto inner = V::all(levels.inner), outer = V::all(levels.outer);
+    const bool keeps_nan = levels.inner != 0.0f;
     by_lanes<V>(n, [&](std::size_t i, auto lanes) {
-        const auto value = lanes.load(w + i);
-        const auto sign =
-            V::where(V::greater(value, zero), one, V::where(V::greater(zero, value), minus, zero));
-        const auto codes = V::where(V::greater(V::abs(value), delta), sign, zero);
+        const auto value = lanes.load(w + i), magnitude = V::abs(value);
+        const auto level = V::where(V::greater(magnitude, delta), outer, inner);
+        auto codes = V::where(V::greater(zero, value), V::mul(level, minus), level);
+        if (keeps_nan) codes = V::where(V::greater(magnitude, minus), codes, value);  // false for NaN only
         lanes.store(V::mul(codes, f), out + i);
     });
 }
@@ -169,9 +171,14 @@ LaqSums laq_sums(const float* w, const float* diagonal, std::size_t n, float alp
 
 template <class V>
 constexpr Kernels table(const char* name) {
-    return {name,         quantize<V>,      quantize_backward<V>,
-            ternarize<V>, scale_product<V>, sum_magnitudes<V>,
-            sum_above<V>, laq_sums<V>};
+    return {name,
+            quantize<V>,
+            quantize_backward<V>,
+            quantize_by_threshold<V>,
+            scale_product<V>,
+            sum_magnitudes<V>,
+            sum_above<V>,
+            laq_sums<V>};
 }
 
 }  // namespace

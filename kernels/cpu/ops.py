@@ -69,15 +69,17 @@ def _quantized(x: Tensor, scale: Tensor, grid: Grid, dequantize: bool) -> Tensor
 
 
 def _operand(x: Tensor, how: Quantized, dequantize: bool) -> Tensor:
-    """As `_quantized`, for an operand that may be ternary."""
-    scale, threshold = how.scale, how.threshold
+    """As `_quantized`, for an operand that may have a threshold."""
+    scale, threshold, grid = how.scale, how.threshold, how.grid
     if threshold is None:
-        return _quantized(x, scale, how.grid, dequantize)
+        return _quantized(x, scale, grid, dequantize)
     if threshold.numel() != scale.numel():  # one for all and one per row: give both one per row
         threshold, scale = (t.expand(x.shape[0], 1) if t.numel() == 1 else t for t in (threshold, scale))
     out = torch.empty(x.shape)
     factor = _plain(scale) if dequantize else None
-    _cpu.ternarize(_plain(x), _plain(threshold), factor, out.numpy(), torch.get_num_threads())
+    levels = grid.inner, grid.high
+    threads = torch.get_num_threads()
+    _cpu.quantize_by_threshold(_plain(x), _plain(threshold), *levels, factor, out.numpy(), threads)
     return out
 
 
@@ -204,9 +206,19 @@ def _operand_gradient(left: Tensor, right: Tensor, x: Tensor, how: Quantized) ->
 def twn(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
     if not serves(weight):
         return reference.twn(weight, per_row)
+    return _threshold_and_scale(_cpu.twn, weight, per_row)
+
+
+def midrise(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
+    if not serves(weight):
+        return reference.midrise(weight, per_row)
+    return _threshold_and_scale(_cpu.midrise, weight, per_row)
+
+
+def _threshold_and_scale(op: Any, weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
     shape = (*weight.shape[:-1], 1) if per_row else ()
     threshold, scale = torch.empty(shape), torch.empty(shape)
-    _cpu.twn(_plain(weight), per_row, threshold.numpy(), scale.numpy(), torch.get_num_threads())
+    op(_plain(weight), per_row, threshold.numpy(), scale.numpy(), torch.get_num_threads())
     return threshold, scale
 
 

@@ -123,8 +123,9 @@ void check_weights(const mrem::Kernels& kernels, std::size_t rows, std::size_t c
     Floats threshold(scales), scale(scales), codes(n), factors(n), alpha(scales);
     mrem::twn(kernels, w.data(), rows, columns, per_row, threshold.data(), scale.data(), 2);
     const mrem::View view = matrix(w, rows, columns);
-    mrem::ternarize(kernels, view, {threshold.data(), scales}, nullptr, codes.data(), 2);
-    mrem::ternarize(kernels, view, {threshold.data(), scales}, scale.data(), factors.data(), 1);
+    const mrem::Scales deltas{threshold.data(), scales};
+    mrem::quantize_by_threshold(kernels, view, deltas, {0, 1}, nullptr, codes.data(), 2);
+    mrem::quantize_by_threshold(kernels, view, deltas, {0, 1}, scale.data(), factors.data(), 1);
     mrem::laq(kernels, w.data(), start.data(), diagonal.data(), rows, columns, range, 2, per_row,
               alpha.data(), 2);
     for (std::size_t s = 0; s < scales; ++s) {
@@ -152,6 +153,51 @@ void check_weights(const mrem::Kernels& kernels, std::size_t rows, std::size_t c
             if (numerator > 0 && denominator > 0) a = static_cast<float>(numerator / denominator);
         }
         check(std::fabs(alpha[s] - a) <= 1e-6f * a, "LAQ's scale", kernels, n);
+    }
+}
+
+// α = Σ|w|q / Σq², twice; then codes ±1 and ±3 at Δ = 2α, and what becomes of hostile values.
+void check_midrise(const mrem::Kernels& kernels, std::size_t rows, std::size_t columns, bool per_row,
+                   std::mt19937& random) {
+    const std::size_t n = rows * columns, scales = per_row ? rows : 1, each = n / scales;
+    std::normal_distribution<float> draw(0.0f, 0.1f);
+    Floats w(n), threshold(scales), scale(scales), again(scales), alone(scales);
+    for (float& value : w) value = draw(random);
+    for (std::size_t i = 0; per_row && i < columns; ++i) w[i] = 0.0f;  // a row of zeros
+    mrem::midrise(kernels, w.data(), rows, columns, per_row, threshold.data(), scale.data(), 2);
+    mrem::midrise(kernels, w.data(), rows, columns, per_row, again.data(), alone.data(), 1);
+    check(same(threshold, again) && same(scale, alone), "threads change a midrise scale", kernels, n);
+    for (std::size_t s = 0; s < scales; ++s) {
+        double magnitudes = 0;
+        for (std::size_t i = s * each; i < (s + 1) * each; ++i) magnitudes += std::fabs(w[i]);
+        double a = 0.625 * magnitudes / static_cast<double>(each);
+        for (int alternation = 0; alternation < 2; ++alternation) {
+            double numerator = 0, denominator = 0;
+            for (std::size_t i = s * each; i < (s + 1) * each; ++i) {
+                const double q = std::fabs(w[i]) > 2 * static_cast<float>(a) ? 3 : 1;
+                numerator += std::fabs(w[i]) * q;
+                denominator += q * q;
+            }
+            a = numerator / denominator;
+        }
+        a = a < 0x1p-100 ? 0x1p-100 : a;
+        check(std::fabs(static_cast<double>(scale[s]) - a) <= 1e-6 * a, "midrise scale", kernels, n);
+        check(threshold[s] == 2 * scale[s], "midrise threshold", kernels, n);
+    }
+
+    const Floats x = hostile(n, random, true);
+    Floats deltas(scales), codes(n), values(n);
+    for (float& delta : deltas) delta = static_cast<float>(random() % 4);
+    const mrem::View view = matrix(x, rows, columns);
+    mrem::quantize_by_threshold(kernels, view, {deltas.data(), scales}, {1, 3}, nullptr, codes.data(), 2);
+    mrem::quantize_by_threshold(kernels, view, {deltas.data(), scales}, {1, 3}, scale.data(), values.data(),
+                                1);
+    for (std::size_t i = 0; i < n; ++i) {
+        const std::size_t s = i / each;
+        const float magnitude = std::fabs(x[i]) > deltas[s] ? 3.0f : 1.0f;
+        const float expected = std::isnan(x[i]) ? x[i] : x[i] < 0 ? -magnitude : magnitude;
+        check(same(codes[i], expected), "midrise codes", kernels, n);
+        check(same(values[i], expected * scale[s]), "midrise values", kernels, n);
     }
 }
 
@@ -201,6 +247,7 @@ int main() {
             for (const bool flag : {false, true}) {
                 check_quantize(*target.kernels, rows, columns, flag, random);
                 check_weights(*target.kernels, rows, columns, flag, random);
+                check_midrise(*target.kernels, rows, columns, flag, random);
                 check_product(*target.kernels, rows, columns, flag, true, random);
                 check_product(*target.kernels, rows, columns, flag, false, random);
             }

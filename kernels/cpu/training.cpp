@@ -1,4 +1,5 @@
-// The contract is in training.h; the formulas of TWN and LAQ are those of mrem_deploy/kernels/reference.py.
+// The contract is in training.h; the formulas of TWN, midrise and LAQ are those of
+// mrem_deploy/kernels/reference.py.
 #include "training.h"
 
 #include <algorithm>
@@ -12,6 +13,9 @@ namespace {
 constexpr std::size_t kBlock = 16384;                     // floats: 64 KiB, a few microseconds of work
 constexpr std::size_t kPastCache = std::size_t{1} << 21;  // floats: 8 MiB, more than a core's own caches
 constexpr double kTwnThreshold = 0.7;                     // Δ = 0.7 · mean|w|, the constant of the TWN paper
+constexpr double kMidriseStart = 0.625;                   // α₀ = 0.625 · mean|w|
+constexpr int kMidriseAlternations = 2;
+constexpr float kMidriseLeast = 0x1p-100f;  // α of zeros
 
 // Rows in blocks of about kBlock floats. A contiguous tensor with one scale is one long run, cut again into
 // rows of kBlock floats, of which the last may be shorter.
@@ -96,6 +100,25 @@ float twn_scale(const KeptSum& kept) {
     return kept.count > 0 ? static_cast<float>(kept.sum / kept.count) : 1.0f;
 }
 
+// A scale of the midrise grid; NaN stays NaN.
+float midrise_scale(double numerator, double denominator) {
+    const float found = static_cast<float>(numerator / denominator);
+    return found < kMidriseLeast ? kMidriseLeast : found;
+}
+
+// α = Σ|w|q / Σq² with q = 3 where |w| > 2α and 1 elsewhere. `sum_above(Δ)` gives the sum and the number of
+// those |w| that exceed Δ: they count twice more in the numerator, and eight times more in the denominator.
+template <class SumAbove>
+float midrise_alternations(double magnitudes, std::size_t count, const SumAbove& sum_above) {
+    const auto all = static_cast<double>(count);
+    float alpha = midrise_scale(kMidriseStart * magnitudes, all);
+    for (int i = 0; i < kMidriseAlternations; ++i) {
+        const KeptSum above = sum_above(2.0f * alpha);
+        alpha = midrise_scale(magnitudes + 2.0 * above.sum, all + 8.0 * above.count);
+    }
+    return alpha;
+}
+
 // α₀ = start · mean|w|; start alone for a row of zeros.
 float laq_start(float start, double magnitudes, std::size_t count) {
     const float mean = static_cast<float>(magnitudes / static_cast<double>(count));
@@ -153,14 +176,14 @@ void quantize_backward(const Kernels& kernels, const float* grad, const View& x,
     });
 }
 
-void ternarize(const Kernels& kernels, const View& w, Scales thresholds, const float* factors, float* out,
-               int threads) {
+void quantize_by_threshold(const Kernels& kernels, const View& w, Scales thresholds, Levels levels,
+                           const float* factors, float* out, int threads) {
     assert(thresholds.count == 1 || (thresholds.count == w.rows() && w.contiguous()));
     const Blocks blocks(w, thresholds.count == 1);
     for_each_block(blocks.count(), threads, [&](std::size_t block) {
         blocks.visit(block, [&](std::size_t row, const float* from, std::size_t offset, std::size_t n) {
             const float factor = factors == nullptr ? 1.0f : factors[thresholds.count == 1 ? 0 : row];
-            kernels.ternarize(from, n, thresholds.at(row), factor, out + offset);
+            kernels.quantize_by_threshold(from, n, thresholds.at(row), levels, factor, out + offset);
         });
     });
 }
@@ -193,6 +216,30 @@ void twn(const Kernels& kernels, const float* w, std::size_t rows, std::size_t c
         blocks.visit(block, [&](std::size_t row, const float* from, std::size_t, std::size_t n) {
             threshold[row] = twn_threshold(kernels.sum_magnitudes(from, n), n);
             scale[row] = twn_scale(kernels.sum_above(from, n, threshold[row]));
+        });
+    });
+}
+
+void midrise(const Kernels& kernels, const float* w, std::size_t rows, std::size_t columns, bool per_row,
+             float* threshold, float* scale, int threads) {
+    const Blocks blocks(matrix(w, rows, columns), !per_row);
+    if (!per_row) {
+        const double magnitudes = sum_blocks<double>(
+            blocks, threads,
+            [&](const float* from, std::size_t, std::size_t n) { return kernels.sum_magnitudes(from, n); });
+        *scale = midrise_alternations(magnitudes, rows * columns, [&](float delta) {
+            return sum_blocks<Kept>(blocks, threads, [&](const float* from, std::size_t, std::size_t n) {
+                return kernels.sum_above(from, n, delta);
+            });
+        });
+        *threshold = 2.0f * *scale;
+        return;
+    }
+    for_each_block(blocks.count(), threads, [&](std::size_t block) {
+        blocks.visit(block, [&](std::size_t row, const float* from, std::size_t, std::size_t n) {
+            scale[row] = midrise_alternations(kernels.sum_magnitudes(from, n), n,
+                                              [&](float delta) { return kernels.sum_above(from, n, delta); });
+            threshold[row] = 2.0f * scale[row];
         });
     });
 }

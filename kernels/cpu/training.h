@@ -42,10 +42,10 @@ void quantize(const Kernels& kernels, const View& x, Scales scales, Range range,
 void quantize_backward(const Kernels& kernels, const float* grad, const View& x, Scales scales, Range range,
                        float* grad_x, float* grad_scale, int threads);
 
-// out = sign(w) · [|w| > threshold], times the factor; `factors` has as many values as `thresholds`, or is
-// null for 1.
-void ternarize(const Kernels& kernels, const View& w, Scales thresholds, const float* factors, float* out,
-               int threads);
+// out = ±(|w| > threshold ? outer : inner), times the factor; `factors` has as many values as `thresholds`,
+// or is null for 1.
+void quantize_by_threshold(const Kernels& kernels, const View& w, Scales thresholds, Levels levels,
+                           const float* factors, float* out, int threads);
 
 // product (rows, columns) = product · scale + bias in place; one scale or one per column; bias may be null.
 void scale_product(const Kernels& kernels, float* product, std::size_t rows, std::size_t columns,
@@ -54,6 +54,10 @@ void scale_product(const Kernels& kernels, float* product, std::size_t rows, std
 // TWN of a contiguous (rows, columns): threshold and scale, one or one per row.
 void twn(const Kernels& kernels, const float* w, std::size_t rows, std::size_t columns, bool per_row,
          float* threshold, float* scale, int threads);
+
+// Midrise of a contiguous (rows, columns): threshold and scale, one or one per row.
+void midrise(const Kernels& kernels, const float* w, std::size_t rows, std::size_t columns, bool per_row,
+             float* threshold, float* scale, int threads);
 
 // LAQ of a contiguous (rows, columns): the scale, one or one per row; `start` has as many; `diagonal` may be
 // null.

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from mrem_deploy.kernels.gpu.launching import ROWS, blocks, launch
-from mrem_deploy.kernels.gpu.numerics import integers, ternary
+from mrem_deploy.kernels.gpu.numerics import by_threshold, integers
 from mrem_deploy.numerics import Grid
 
 LARGEST_BLOCK = 512
@@ -31,7 +31,7 @@ def carry(c, offset, inside):
 def codes_kernel(
     x_ptr,  # (rows, columns), any strides
     scale_ptr,  # (1), or with stride_scale 1 (rows)
-    threshold_ptr,  # like scale; None unless ternary
+    threshold_ptr,  # like scale; None if integers come from rounding
     codes_ptr,  # int8 (rows, columns), row-major: C − d
     sums_ptr,  # int32 (rows): Σ(C − d)
     poison_ptr,  # float32 (rows): 0, or NaN if the row has one
@@ -43,6 +43,7 @@ def codes_kernel(
     low,
     high,
     offset,
+    inner,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -61,7 +62,7 @@ def codes_kernel(
         if threshold_ptr is None:
             c = integers(x, scale[:, None], low, high)
         else:
-            c = ternary(x, threshold[:, None])
+            c = by_threshold(x, threshold[:, None], inner, high)
         carried, is_nan = carry(c, offset, inside)
         tl.store(codes_ptr + row[:, None] * columns + column[None, :], carried, mask=inside)
         total += carried.to(tl.int32)
@@ -71,11 +72,12 @@ def codes_kernel(
 
 
 class Range(NamedTuple):
-    """The integers C = code − z of a grid, and the d that is subtracted to fit int8."""
+    """The integers C = code − z of a grid, the d that is subtracted to fit int8, and the least |code|."""
 
     low: float
     high: float
     offset: int
+    inner: float
 
     @property
     def largest(self) -> int:
@@ -87,7 +89,7 @@ def int8_range(grid: Grid) -> Range | None:
     low, high = grid.low - grid.zero_point, grid.high - grid.zero_point
     if high - low > 255:
         return None
-    return Range(low, high, 0 if low >= -128 and high <= 127 else low + 128)
+    return Range(low, high, 0 if low >= -128 and high <= 127 else low + 128, grid.inner)
 
 
 class Codes(NamedTuple):

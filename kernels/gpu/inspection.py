@@ -25,9 +25,10 @@ from triton.backends.compiler import GPUTarget
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.kernels.gpu import linear as linear_op
 from mrem_deploy.kernels.gpu import ops
+from mrem_deploy.kernels.gpu.codes import int8_range, make_codes
 from mrem_deploy.kernels.gpu.launching import INTERPRETED, Compiled, compiling_for
 from mrem_deploy.kernels.quantized import Quantized
-from mrem_deploy.numerics import activation_grid, asymmetric_grid, symmetric_grid
+from mrem_deploy.numerics import activation_grid, asymmetric_grid, midrise_grid, symmetric_grid
 
 KIB = 1024
 
@@ -93,7 +94,7 @@ HEAD = (
 
 
 def calls() -> dict[str, Callable[[], object]]:
-    """Each op in the variants that compile differently: type, scale, offset, ternary weights."""
+    """Each op in the variants that compile differently: type, scale, offset, thresholds."""
     x, weight, bias = torch.zeros(512, 768), torch.zeros(768, 768), torch.zeros(768)
     heads = torch.zeros(2, 128, 12, 64).transpose(1, 2)
     scores = torch.zeros(2, 12, 128, 128)
@@ -102,6 +103,8 @@ def calls() -> dict[str, Callable[[], object]]:
     signed, unsigned = Quantized(scale, activation_grid(8)), Quantized(scale, asymmetric_grid(8, 9))
     per_row = Quantized(scales, symmetric_grid(8), learned=True)
     ternary = Quantized(scale, symmetric_grid(2), threshold=scale)
+    midrise, odd = Quantized(scales, midrise_grid(), threshold=scales), int8_range(midrise_grid())
+    assert odd is not None
     half, brain = torch.float16, torch.bfloat16
     return {
         "fake_quant": lambda: ops.fake_quant(x, scale, signed.grid),
@@ -113,6 +116,10 @@ def calls() -> dict[str, Callable[[], object]]:
         "linear fused bf16 ternary": lambda: linear_op.linear(
             x.to(brain), weight.to(brain), bias.to(brain), signed, ternary, codes=False
         ),
+        "codes by threshold": lambda: make_codes(weight, scales.view(-1), scales.view(-1), odd),
+        "linear_backward of x midrise": lambda: ops.linear_backward(
+            x, x, weight, signed, midrise, True, False
+        ),
         "linear_backward of x": lambda: ops.linear_backward(x, x, weight, signed, per_row, True, False),
         "linear_backward of weight bf16": lambda: ops.linear_backward(
             x.to(brain), x.to(brain), weight.to(brain), signed, per_row, False, True
@@ -122,6 +129,7 @@ def calls() -> dict[str, Callable[[], object]]:
             scores.to(half), heads.to(half), heads.to(half).mT, signed, signed
         ),
         "twn": lambda: (ops.twn(weight, False), ops.twn(weight, True)),
+        "midrise": lambda: (ops.midrise(weight, False), ops.midrise(weight, True)),
         "laq": lambda: (
             ops.laq(weight, scale, weight, low, 1, False),
             ops.laq(weight, scales, None, low, 1, True),

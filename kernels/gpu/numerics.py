@@ -35,9 +35,11 @@ def integers(x, scale, low, high):
 
 
 @triton.jit
-def ternary(weight, threshold):
-    """sign(w)·[|w| > Δ]; a NaN is above no threshold and gives 0, as in the reference."""
-    return tl.where(weight > threshold, 1.0, tl.where(weight < -threshold, -1.0, 0.0))
+def by_threshold(weight, threshold, inner, outer):
+    """±(outer if |w| > Δ, else inner): `quantize_by_threshold`. NaN stays NaN, but is 0 if inner is."""
+    level = tl.where(tl.abs(weight) > threshold, outer, inner)
+    codes = tl.where(weight < 0, -level, level)
+    return tl.where((weight == weight) | (inner == 0), codes, weight)
 
 
 @triton.jit

@@ -12,6 +12,7 @@ from mrem_deploy.kernels import reference
 from mrem_deploy.kernels.gpu import fake_quant as elementwise
 from mrem_deploy.kernels.gpu import linear as linear_op
 from mrem_deploy.kernels.gpu import matmul as matmul_op
+from mrem_deploy.kernels.gpu import midrise as midrise_op
 from mrem_deploy.kernels.gpu import weight_scales
 from mrem_deploy.kernels.gpu.codes import int8_range
 from mrem_deploy.kernels.quantized import Quantized
@@ -77,6 +78,10 @@ def matmul_backward(
 
 def twn(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
     return (weight_scales if _serves(weight) else reference).twn(weight, per_row)
+
+
+def midrise(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
+    return (midrise_op if _serves(weight) else reference).midrise(weight, per_row)
 
 
 def laq(

@@ -21,12 +21,12 @@ import triton.language as tl
 
 from mrem_deploy.kernels.gpu.codes import Codes, Range, carry, int8_range
 from mrem_deploy.kernels.gpu.launching import blocks, launch, vendor
-from mrem_deploy.kernels.gpu.numerics import dot_with_integers, integers, lsq, ternary
+from mrem_deploy.kernels.gpu.numerics import by_threshold, dot_with_integers, integers, lsq
 from mrem_deploy.kernels.gpu.partial_sums import add_partial_sums
 from mrem_deploy.kernels.gpu.tuning import Tile, choose
 from mrem_deploy.kernels.quantized import Quantized
 
-UNSPECIALIZED = ("a_low", "a_high", "a_offset", "b_low", "b_high", "b_offset")  # vary by layer
+UNSPECIALIZED = ("a_low", "a_high", "a_offset", "b_low", "b_high", "b_offset", "b_inner")  # vary by layer
 LONGEST_STRIDE = 2**31 // 256  # offsets within a tile have 32 bits, and no tile is longer than 256
 
 
@@ -49,7 +49,7 @@ def product_kernel(
     bias_ptr,  # (N) or None
     a_scale_ptr,  # (1)
     b_scale_ptr,  # (1), or with stride_scale 1 (N)
-    threshold_ptr,  # like b_scale; None unless B is ternary
+    threshold_ptr,  # like b_scale; None if B's integers come from rounding
     a_sums_ptr,  # int32 (M) with CODES: sums over the rows of A; otherwise None
     b_sums_ptr,  # int32 (N) with CODES: sums over the columns of B; otherwise None
     a_poison_ptr,  # float32 (M) with CODES: 0 or NaN; otherwise None
@@ -73,6 +73,7 @@ def product_kernel(
     b_low,
     b_high,
     b_offset,
+    b_inner,
     CODES: tl.constexpr,
     A_OFFSET: tl.constexpr,
     B_OFFSET: tl.constexpr,
@@ -109,7 +110,7 @@ def product_kernel(
             if threshold_ptr is None:
                 b_c = integers(b.to(tl.float32), b_scale[None, :], b_low, b_high)
             else:
-                b_c = ternary(b.to(tl.float32), threshold[None, :])
+                b_c = by_threshold(b.to(tl.float32), threshold[None, :], b_inner, b_high)
             a, a_nan = carry(a_c, a_offset, a_inside)
             b, b_nan = carry(b_c, b_offset, b_inside)
             a_nans += tl.sum(a_nan.to(tl.int32), axis=1)
@@ -145,7 +146,7 @@ def product_kernel(
     tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=in_m[:, None] & in_n[None, :])
 
 
-@triton.jit(do_not_specialize=("c_low", "c_high", "v_low", "v_high"))
+@triton.jit(do_not_specialize=("c_low", "c_high", "c_inner", "v_low", "v_high"))
 def gradient_kernel(
     grad_ptr,  # (batch, H, R), any strides
     c_ptr,  # (batch, R, J), any strides: values that are quantized again
@@ -153,7 +154,7 @@ def gradient_kernel(
     out_ptr,  # (batch, H, J), any strides
     partial_ptr,  # float64 (programs), or with V_SCALE_PER_ROW (H, tiles across): sums for v's scale
     c_scale_ptr,  # (1), or with C_SCALE_PER_ROW (R)
-    threshold_ptr,  # like c_scale; None unless C is ternary
+    threshold_ptr,  # like c_scale; None if C's integers come from rounding
     v_scale_ptr,  # (1), or with V_SCALE_PER_ROW (H)
     H,
     J,
@@ -177,6 +178,7 @@ def gradient_kernel(
     stride_oj,
     c_low,
     c_high,
+    c_inner,
     v_low,
     v_high,
     LSQ: tl.constexpr,
@@ -220,7 +222,7 @@ def gradient_kernel(
                 threshold = tl.load(threshold_ptr + start + r, mask=in_r, other=0.0)[:, None]
             else:
                 threshold = tl.load(threshold_ptr)
-            c = ternary(values, threshold)
+            c = by_threshold(values, threshold, c_inner, c_high)
         c = tl.where(c_inside, c, 0.0)  # past the end it is 0/0 if the scale is 0
         sums = dot_with_integers(grad, c.to(grad.dtype), sums, PRECISION)
         g_at += BLOCK_K * stride_gr
@@ -250,7 +252,7 @@ def gradient_kernel(
 
 
 class Operand(NamedTuple):
-    """Matrices and how they are quantized: scales, the range of the integers, ternary or not."""
+    """Matrices and how they are quantized: scales, the range of the integers, and thresholds if any."""
 
     values: torch.Tensor  # (outer, inner, rows, columns), any strides
     scale: torch.Tensor  # (1) or (rows)
@@ -304,7 +306,7 @@ def product(
             *notes,
             *(rows, columns, summed, inner),
             *(*read[0].stride(), *read[1].stride(), int(b.per_row)),
-            *(*a.span, *b.span),
+            *(*a.span[:3], *b.span),
             CODES=codes is not None,
             A_OFFSET=a.span.offset != 0,
             B_OFFSET=b.span.offset != 0,
@@ -342,7 +344,7 @@ def gradient(
             *(quantized.scale, quantized.threshold, of.scale),
             *(rows, columns, summed, inner),
             *(*grad.stride(), *quantized.values.stride(), *of.values.stride(), *out.stride()),
-            *(*quantized.span[:2], *of.span[:2]),
+            *(*quantized.span[:2], quantized.span.inner, *of.span[:2]),
             LSQ=learned,
             C_SCALE_PER_ROW=quantized.per_row,
             V_SCALE_PER_ROW=of_per_row,

@@ -2,8 +2,9 @@
 
 With a scale for each row, one program does everything for its rows. With one scale, the tensor is cut into at
 most SPANS spans; a small kernel adds their float64 partial sums in a fixed order and computes what the next
-kernel needs. The device functions know only where each span starts and stops. Note: a Python constant is a
-float32 in a kernel. 0.7 is written 7/10 in float64, which gives the same double as Python's 0.7.
+kernel needs. The device functions know only where each span starts and stops; `midrise` uses some of them.
+Note: a Python constant is a float32 in a kernel. 0.7 is written 7/10 in float64, which gives the same double
+as Python's 0.7.
 """
 
 from __future__ import annotations
@@ -295,11 +296,11 @@ def laq_step_kernel(
 # -- launchers ---------------------------------------------------------------------------------------------
 
 
-def _row_block(columns: int) -> int:
+def row_block(columns: int) -> int:
     return min(ROW_BLOCK, int(triton.next_power_of_2(columns)))
 
 
-def _spans(count: int) -> tuple[int, int]:
+def spans_of(count: int) -> tuple[int, int]:
     """The elements of a span, a multiple of a block, and the number of spans."""
     span = blocks(blocks(count, SPANS), SPAN_BLOCK) * SPAN_BLOCK
     return span, blocks(count, span)
@@ -311,11 +312,11 @@ def twn(weight: torch.Tensor, per_row: bool) -> tuple[torch.Tensor, torch.Tensor
     threshold, alpha = (torch.empty(shape, dtype=torch.float32, device=weight.device) for _ in range(2))
     if per_row:
         rows, columns = alpha.numel(), weight.shape[-1]
-        tile = {"ROWS": ROWS, "BLOCK": _row_block(columns)}
+        tile = {"ROWS": ROWS, "BLOCK": row_block(columns)}
         launch(twn_rows_kernel, blocks(rows, ROWS), weight, threshold, alpha, rows, columns, **tile)
         return threshold, alpha
     count = weight.numel()
-    span, spans = _spans(count)
+    span, spans = spans_of(count)
     partial = torch.empty(2, spans, dtype=torch.float64, device=weight.device)
     launch(magnitude_spans_kernel, spans, weight, partial, count, span, **SPAN_TILE)
     launch(twn_threshold_kernel, 1, partial, threshold, count, spans, BLOCK=SPANS)
@@ -340,11 +341,11 @@ def laq(
     if per_row:
         rows, columns = alpha.numel(), weight.shape[-1]
         numbers = rows, columns, int(start.numel() > 1), iterations, *codes
-        tile = {"ROWS": ROWS, "BLOCK": _row_block(columns)}
+        tile = {"ROWS": ROWS, "BLOCK": row_block(columns)}
         launch(laq_rows_kernel, blocks(rows, ROWS), weight, diagonal, start, alpha, *numbers, **tile)
         return alpha
     count = weight.numel()
-    span, spans = _spans(count)
+    span, spans = spans_of(count)
     partial = torch.empty(2, spans, dtype=torch.float64, device=weight.device)
     launch(magnitude_spans_kernel, spans, weight, partial, count, span, **SPAN_TILE)
     launch(laq_start_kernel, 1, partial, start, alpha, count, spans, BLOCK=SPANS)

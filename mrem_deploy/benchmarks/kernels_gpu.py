@@ -109,6 +109,7 @@ def _cases(tokens: int, length: int, device: str = "cuda") -> dict[str, Callable
     cases["fake_quant, backward"] = _call("fake_quant_backward", weight, weight, scale, w_grid)
     start = torch.tensor(0.3, device=device)
     cases["twn, one scale"] = _call("twn", weight, False)
+    cases["midrise, one scale"] = _call("midrise", weight, False)
     cases["laq, one scale"] = _call("laq", weight, start, None, w_grid, 2, False)
     return cases
 

@@ -127,5 +127,5 @@ def _check_levels(output: torch.Tensor, quantizer: Any) -> None:
     grid = quantizer.grid
     for row in output.detach().reshape(-1, output.shape[-1])[:ROWS]:
         levels = row.unique().numel()
-        if levels > grid.high - grid.low + 1:
+        if levels > (grid.high - grid.low) // grid.spacing + 1:
             raise AssertionError(f"{quantizer}: {levels} values where {grid.bits} bits allow fewer")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mrem_deploy.kernels.backends import backend, describe_backend
 
 if TYPE_CHECKING:
-    from mrem_deploy.kernels.ops import fake_quant, fake_quant_linear, fake_quant_matmul, laq, twn
+    from mrem_deploy.kernels.ops import fake_quant, fake_quant_linear, fake_quant_matmul, laq, midrise, twn
     from mrem_deploy.kernels.packing import PACKABLE_BITS, pack, packed_size, unpack
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "fake_quant_linear",
     "fake_quant_matmul",
     "laq",
+    "midrise",
     "pack",
     "packed_size",
     "twn",

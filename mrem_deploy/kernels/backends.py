@@ -33,7 +33,7 @@ BACKENDS = {
     "triton": "mrem_deploy.kernels.gpu.ops",
 }
 CHOICES = ("auto", *BACKENDS)
-INTERFACE = 2  # kInterface in kernels/cpu/bindings.cpp
+INTERFACE = 3  # kInterface in kernels/cpu/bindings.cpp
 
 WHAT_IS_SLOWER = (
     "training on the CPU is slower (a quantized step takes about a quarter longer), and so is packing of "

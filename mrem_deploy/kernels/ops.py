@@ -3,7 +3,7 @@
     fake_quant         quantize and dequantize with a learned scale (LSQ)
     fake_quant_linear  Y = Q(X)·Q(W)ᵀ + b
     fake_quant_matmul  Y = Q(A)·Q(B), batched: attention's two matmuls
-    twn, laq           scales of weights
+    twn, midrise, laq  scales of weights
 
 The formulas are in `reference`, schema and gradients in `torch_ops`, the choice of a backend in `backends`.
 Note: matmuls keep X and W for the backward pass and quantize them again there. They multiply integers and
@@ -29,6 +29,7 @@ def fake_quant(x: Tensor, scale: Tensor, grid: Grid) -> Tensor:
     """x̂, differentiable in x and in the scale: one number, or one for each row (x.shape[:-1] + (1,))."""
     _check_values("x", x)
     _check_scale("scale", scale, x, x.shape)
+    _check_rounded("grid", grid)
     return torch_ops.fake_quant(x, scale, astuple(grid))
 
 
@@ -54,7 +55,11 @@ def fake_quant_linear(
     if w_quant.threshold is not None:
         _check_scale("w_quant.threshold", w_quant.threshold, x, weight.shape)
         if w_quant.learned:
-            raise ValueError("a ternary weight has no learned scale: give either a threshold or learned")
+            raise ValueError(
+                "a weight with a threshold has no learned scale: give either a threshold or learned"
+            )
+    else:
+        _check_rounded("w_quant.grid", w_quant.grid)
     rows = x.reshape(-1, x.shape[-1])
     y = torch_ops.linear(
         rows,
@@ -88,6 +93,12 @@ def twn(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
     return torch_ops.twn(weight.detach(), per_row)
 
 
+def midrise(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
+    """Threshold and scale of weights on the midrise grid, ±1 and ±3; without a gradient, as in `twn`."""
+    _check_values("weight", weight)
+    return torch_ops.midrise(weight.detach(), per_row)
+
+
 def laq(
     weight: Tensor, start: Tensor, diagonal: Tensor | None, grid: Grid, iterations: int, per_row: bool
 ) -> Tensor:
@@ -100,6 +111,7 @@ def laq(
                 f"expected a curvature for each weight, {tuple(weight.shape)}, got {tuple(diagonal.shape)}"
             )
     _check_scale("start", start, weight, weight.shape)
+    _check_rounded("grid", grid)
     if (start.numel() == 1) == per_row and weight.numel() != weight.shape[-1]:
         raise ValueError(
             f"expected {'one start for each row' if per_row else 'one start'}, got {start.numel()}"
@@ -121,14 +133,21 @@ def _check_values(name: str, x: Tensor, like: Tensor | None = None) -> None:
 
 
 def _check_single(name: str, how: Quantized, x: Tensor) -> None:
-    """Activations are quantized per tensor, and never ternary."""
+    """Activations are quantized per tensor, and never by a threshold."""
     if how.scale.numel() != 1:
         raise ValueError(
             f"expected one {name}.scale: activations are quantized per tensor, got {how.scale.numel()}"
         )
     if how.threshold is not None:
-        raise ValueError(f"expected no {name}.threshold: only a linear's weight can be ternary")
+        raise ValueError(f"expected no {name}.threshold: only a linear's weight can have one")
     _check_scale(f"{name}.scale", how.scale, x, x.shape)
+    _check_rounded(f"{name}.grid", how.grid)
+
+
+def _check_rounded(name: str, grid: Grid) -> None:
+    """Rounding gives consecutive integers."""
+    if grid.spacing != 1:
+        raise ValueError(f"expected {name} of consecutive integers, got {grid}: it needs a threshold")
 
 
 def _check_scale(name: str, scale: Tensor, x: Tensor, shape: Sequence[int]) -> None:

@@ -11,11 +11,12 @@ if TYPE_CHECKING:
 
 
 class Quantized(NamedTuple):
-    """An operand's scale and grid. With a `threshold` it is ternary: sign(w)·[|w| > threshold].
+    """An operand's scale and grid. With a `threshold` its integers come from a comparison, not from rounding:
+    sign(w)·[|w| > threshold] on a ternary grid, ±1 and ±3 on a midrise one.
 
     `learned`: the scale is a learned parameter (LSQ) and gets a gradient, and values outside the range get
-    none. Otherwise the scale is a function of the operand (TWN, LAQ), and the operand's gradient passes
-    straight through. Scales of activations are always learned: the ops read `learned` of weights only.
+    none. Otherwise the scale is a function of the operand (TWN, midrise, LAQ), and the operand's gradient
+    passes straight through. Scales of activations are always learned: the ops read `learned` of weights only.
     """
 
     scale: torch.Tensor  # one number, or (rows, 1): one for each row of a weight

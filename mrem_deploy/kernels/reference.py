@@ -3,7 +3,8 @@
 `ops` has checked the arguments. Four rules make every other backend give the same integers:
 
 1. codes = clamp(round(x / s) + z, low, high), by `numerics.quantize`: a true division, half to even;
-2. a ternary weight is sign(w)·[|w| > Δ], with Δ from `twn`;
+2. a weight with a threshold is ±(high if |w| > Δ, else inner), by `numerics.quantize_by_threshold`: ternary
+   with Δ from `twn`, ±1 and ±3 with Δ from `midrise`;
 3. a matmul multiplies integers and scales once: y = (Cx·Cw)·(sx·sw), then + b. Sums of integers below 2^24
    are exact in float32, so y does not depend on the order of the sum: not on batch, padding or machine;
 4. sums over weights and gradients of scales are taken in float64 and rounded once.
@@ -17,9 +18,12 @@ from __future__ import annotations
 import torch
 
 from mrem_deploy.kernels.quantized import Quantized
-from mrem_deploy.numerics import Grid, dequantize, quantize
+from mrem_deploy.numerics import Grid, dequantize, quantize, quantize_by_threshold
 
 TWN_THRESHOLD = 0.7  # Δ = 0.7 · mean|w|, the constant of the TWN paper
+MIDRISE_START = 0.625  # α₀ = 0.625 · mean|w|, so that Δ₀ = 1.25 · mean|w|
+MIDRISE_ALTERNATIONS = 2
+MIDRISE_LEAST = 2.0**-100  # α of zeros: adds nothing to an activation, and s·α is not denormal
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
@@ -34,11 +38,10 @@ def integers(x: torch.Tensor, scale: torch.Tensor, grid: Grid) -> torch.Tensor:
 
 
 def operand_integers(x: torch.Tensor, how: Quantized) -> torch.Tensor:
-    """The integers of a matmul's operand: on its grid, or ternary."""
+    """The integers of a matmul's operand: by rounding, or by its threshold."""
     if how.threshold is None:
         return integers(x, how.scale, how.grid)
-    x = wide(x)
-    return x.sign() * (x.abs() > how.threshold)
+    return quantize_by_threshold(wide(x), how.threshold, how.grid)
 
 
 def fake_quant(x: torch.Tensor, scale: torch.Tensor, grid: Grid) -> torch.Tensor:
@@ -98,7 +101,7 @@ def linear_backward(
     """Gradients of X, its scale, W and its scale; empty tensors for what is not needed.
 
     Only X and W were kept: the quantized operands are made again. Learned weights have LSQ's gradients,
-    others (TWN, LAQ) the straight-through one, and their scale, a function of W, has none.
+    others (TWN, midrise, LAQ) the straight-through one, and their scale, a function of W, has none.
     """
     nothing = x.new_empty(0)
     wide_grad = wide(grad)
@@ -150,6 +153,25 @@ def twn(weight: torch.Tensor, per_row: bool) -> tuple[torch.Tensor, torch.Tensor
     kept_count = _sum(kept, per_row)
     alpha = _sum(magnitude * kept, per_row) / kept_count.clamp(min=1)
     return threshold, torch.where(kept_count > 0, alpha, torch.ones_like(alpha)).to(magnitude.dtype)
+
+
+def midrise(weight: torch.Tensor, per_row: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Threshold Δ = 2α and scale α of ŵ = ±α, ±3α: two alternations of q = 3 if |w| > Δ, else 1, and of the
+    least-squares α = Σ|w|q / Σq², from α₀ = 0.625·mean|w|.
+
+    No code stands for 0. A row of zeros has the least scale, 2^-100, so its values are 0 for all purposes.
+    """
+    magnitude = wide(weight).abs()
+
+    def scale(numerator: torch.Tensor, denominator: torch.Tensor | float) -> torch.Tensor:
+        return (numerator / denominator).to(magnitude.dtype).clamp(min=MIDRISE_LEAST)
+
+    count = weight.shape[-1] if per_row else weight.numel()
+    alpha = scale(MIDRISE_START * _sum(magnitude, per_row), count)
+    for _ in range(MIDRISE_ALTERNATIONS):
+        q = torch.where(magnitude > 2 * alpha, 3.0, 1.0).double()
+        alpha = scale(_sum(magnitude * q, per_row), _sum(q * q, per_row))
+    return 2 * alpha, alpha
 
 
 def laq(

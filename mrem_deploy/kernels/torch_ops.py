@@ -1,6 +1,6 @@
 """The ops as torch knows them: schema, shapes for the compiler, gradients. Call them through `ops`.
 
-A schema has no room for `Quantized`, so it is passed as its parts, and a grid as its four integers. Note:
+A schema has no room for `Quantized`, so it is passed as its parts, and a grid as its integers. Note:
 outputs are always row-major, whatever the strides of the inputs, because the compiler is promised that.
 """
 
@@ -92,6 +92,11 @@ def twn(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
     return backends.ops_for(weight).twn(weight, per_row)
 
 
+@torch.library.custom_op("mrem::midrise", mutates_args=())
+def midrise(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
+    return backends.ops_for(weight).midrise(weight, per_row)
+
+
 @torch.library.custom_op("mrem::laq", mutates_args=())
 def laq(
     weight: Tensor,
@@ -157,6 +162,7 @@ def _(
 
 
 @twn.register_fake
+@midrise.register_fake
 def _(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
     return _weight_scale(weight, per_row), _weight_scale(weight, per_row)
 

@@ -26,21 +26,27 @@ from mrem_deploy.kernels.reference import integers, scale_once
 from mrem_deploy.models.architectures import Anatomy
 from mrem_deploy.models.loading import HEADS
 from mrem_deploy.models.parts import HIDDEN_SHIFTS
-from mrem_deploy.numerics import Grid, dequantize, quantize
+from mrem_deploy.numerics import Grid, dequantize, from_stored, quantize, to_stored
 from mrem_deploy.quant import artifact
 from mrem_deploy.quant.artifact import Artifact
 from mrem_deploy.quant.insert import prepare, quantize_hidden, replace_module
 from mrem_deploy.quant.layers import ATTENTION, Matmul, QuantEmbedding, QuantLinear, input_scale
 from mrem_deploy.quant.quantizers import LearnedScale
 
+GRIDS = {2: "midrise"}  # by spacing: how the manifest names a grid whose codes are not consecutive
+
 
 @dataclass
 class FrozenWeight:
-    """ŵ = codes · scale; scale is one number, or one per channel (shape (rows, 1))."""
+    """ŵ = codes · scale; scale is one number, or one per channel (shape (rows, 1)).
+
+    Codes `spacing` apart are stored as consecutive integers (`numerics.to_stored`): only those fit the bits.
+    """
 
     codes: torch.Tensor  # int8
     scale: torch.Tensor
     bits: int
+    spacing: int = 1  # 2: a midrise grid
 
     def values(self) -> torch.Tensor:
         return self.codes.to(self.scale.dtype) * self.scale
@@ -88,9 +94,10 @@ class FrozenModel:
         try:
             for name, entry in manifest["weights"].items():
                 count = int(np.prod(entry["shape"]))
-                codes = unpack(tensors[f"codes/{name}"].numpy(), entry["bits"], count)
-                shaped = torch.from_numpy(codes).reshape(entry["shape"])
-                frozen.weights[name] = FrozenWeight(shaped, tensors[f"scale/{name}"], entry["bits"])
+                stored_codes = unpack(tensors[f"codes/{name}"].numpy(), entry["bits"], count)
+                spacing = _spacing_of(entry, name)
+                codes = torch.from_numpy(from_stored(stored_codes, spacing)).reshape(entry["shape"])
+                frozen.weights[name] = FrozenWeight(codes, tensors[f"scale/{name}"], entry["bits"], spacing)
             for name, entry in manifest["steps"].items():
                 frozen.scales[name] = FrozenScale(tensors[f"step/{name}"], Grid(**entry))
         except KeyError as error:
@@ -105,7 +112,8 @@ class FrozenModel:
         """By the names of the artifact, with the codes packed."""
         tensors: dict[str, torch.Tensor] = {}
         for name, weight in self.weights.items():
-            tensors[f"codes/{name}"] = torch.from_numpy(pack(weight.codes.numpy().reshape(-1), weight.bits))
+            stored = to_stored(weight.codes.numpy().reshape(-1), weight.spacing)
+            tensors[f"codes/{name}"] = torch.from_numpy(pack(stored, weight.bits))
             tensors[f"scale/{name}"] = weight.scale
         for name, activation in self.scales.items():
             tensors[f"step/{name}"] = activation.scale
@@ -115,9 +123,10 @@ class FrozenModel:
     def _manifest(self) -> dict[str, Any]:
         weights = {
             name: {"bits": weight.bits, "shape": list(weight.codes.shape)}
+            | ({"grid": GRIDS[weight.spacing]} if weight.spacing in GRIDS else {})
             for name, weight in self.weights.items()
         }
-        grids = {name: asdict(activation.grid) for name, activation in self.scales.items()}
+        grids = {name: _grid_entry(activation.grid) for name, activation in self.scales.items()}
         return {"head": self.head, "weights": weights, "steps": grids, "notes": self.notes}
 
     def formula_mb(self) -> float:
@@ -135,6 +144,23 @@ def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
+def _grid_entry(grid: Grid) -> dict[str, int]:
+    """Of an activation, whose integers are always consecutive."""
+    assert grid.spacing == 1
+    return {name: value for name, value in asdict(grid).items() if name != "spacing"}
+
+
+def _spacing_of(entry: dict[str, Any], name: str) -> int:
+    """Of a weight's codes, by the name of their grid; none is named for consecutive integers."""
+    grid = entry.get("grid")
+    if grid is not None and grid not in GRIDS.values():
+        raise UserError(
+            f"the weight {name} is on a grid {grid!r} that this release does not know",
+            "use the release of mrem_deploy that wrote it, or quantize again",
+        )
+    return next((spacing for spacing, known in GRIDS.items() if known == grid), 1)
+
+
 @torch.no_grad()
 def freeze(model: PreTrainedModel, head: str) -> FrozenModel:
     """Read the integers out of a fake-quant model. The model is not changed."""
@@ -144,8 +170,9 @@ def freeze(model: PreTrainedModel, head: str) -> FrozenModel:
             part.weight_quantizer, "codes_and_scale"
         ):
             codes, scale = part.weight_quantizer.codes_and_scale(part.weight)
+            grid = part.weight_quantizer.grid
             frozen.weights[name] = FrozenWeight(
-                codes.to("cpu", torch.int8), scale.cpu().clone(), part.weight_quantizer.grid.bits
+                codes.to("cpu", torch.int8), scale.cpu().clone(), grid.bits, grid.spacing
             )
         if isinstance(part, LearnedScale) and not name.endswith("weight_quantizer"):
             frozen.scales[name] = FrozenScale(part.scale.detach().cpu().clone(), part.grid)

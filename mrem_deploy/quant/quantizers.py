@@ -1,8 +1,8 @@
 """Quantizers that training differentiates through.
 
 Activations: LSQ, a learned scale per tensor (Esser et al., "Learned Step Size Quantization", 2020).
-Weights: TWN (Li et al., "Ternary Weight Networks", 2016) at 2 bits, LAQ (Hou & Kwok, "Loss-aware
-Weight Quantization", 2018) at 4, a learned uniform scale at 3 and 8.
+Weights: at 2 bits TWN (Li et al., "Ternary Weight Networks", 2016) or four levels without zero (`Midrise`),
+at 4 LAQ (Hou & Kwok, "Loss-aware Weight Quantization", 2018), at 3 and 8 a learned uniform scale.
 
 Note: a scale s is stored as log s. It stays positive, and one learning rate means the same *relative*
 change for a scale of 1e-3 and of 10. LSQ's constant gradient factor is left out, because AdamW divides
@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mrem_deploy.kernels import fake_quant, laq, twn
+from mrem_deploy.kernels import fake_quant, laq, midrise, twn
 from mrem_deploy.kernels.quantized import Quantized
 from mrem_deploy.kernels.reference import operand_integers
-from mrem_deploy.numerics import Grid, dequantize, quantize, symmetric_grid
+from mrem_deploy.numerics import Grid, dequantize, midrise_grid, quantize, symmetric_grid
 from mrem_deploy.quant.spec import WeightSpec
 
 ROWS_AT_A_TIME = 512
@@ -95,16 +95,20 @@ def _reduce(x: torch.Tensor, per_channel: bool) -> torch.Tensor:
     return x.sum(dim=-1, keepdim=True) if per_channel else x.sum()
 
 
-class TWN(nn.Module):
-    """TWN: Δ = 0.7·mean|w|, α = mean of |w| above Δ, ŵ = α·sign(w)·[|w| > Δ]; straight-through."""
+class _ByThreshold(nn.Module):
+    """Codes by a threshold, which is a function of the weight, as the scale is; straight-through."""
+
+    grid: Grid
 
     def __init__(self, per_channel: bool) -> None:
         super().__init__()
         self.per_channel = per_channel
-        self.grid = symmetric_grid(2)
+
+    def threshold_and_scale(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        raise NotImplementedError("a subclass has the formula")
 
     def weight_scale(self, weight: torch.Tensor) -> WeightScale:
-        threshold, scale = twn(weight, self.per_channel)
+        threshold, scale = self.threshold_and_scale(weight)
         return WeightScale(scale, self.grid, threshold)
 
     def codes_and_scale(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,6 +121,27 @@ class TWN(nn.Module):
 
     def rows(self, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         return self(rows)  # nothing per row is stored
+
+
+class TWN(_ByThreshold):
+    """TWN: Δ = 0.7·mean|w|, α = mean of |w| above Δ, ŵ = α·sign(w)·[|w| > Δ]."""
+
+    grid = symmetric_grid(2)
+
+    def threshold_and_scale(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return twn(weight, self.per_channel)
+
+
+class Midrise(_ByThreshold):
+    """All four codes of two bits: ŵ = ±α, or ±3α where |w| > Δ = 2α, with α by least squares.
+
+    TWN has three codes, one of them 0. Here no weight is 0, at the same size.
+    """
+
+    grid = midrise_grid()
+
+    def threshold_and_scale(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return midrise(weight, self.per_channel)
 
 
 class LAQ(nn.Module):
@@ -188,18 +213,14 @@ def search_scale(x: torch.Tensor, grid: Grid, per_channel: bool = False, points:
 
 
 def make_weight_quantizer(weight: torch.Tensor, spec: WeightSpec) -> nn.Module:
-    """The quantizer of one weight: the one asked for, or by bit width as in the paper (`auto`).
-
-    32 bits give the identity.
-    """
+    """The quantizer of one weight, as `WeightSpec.kind` names it; 32 bits give the identity."""
     if not spec.is_quantized:
         return nn.Identity()
-    kind = spec.quantizer
-    if kind == "auto":
-        kind = {2: "twn", 4: "laq"}.get(spec.bits, "uniform")
     grid = symmetric_grid(spec.bits)
-    if kind == "twn":
+    if spec.kind == "twn":
         return TWN(spec.per_channel)
-    if kind == "laq":
+    if spec.kind == "midrise":
+        return Midrise(spec.per_channel)
+    if spec.kind == "laq":
         return LAQ(weight, grid, spec.per_channel, spec.curvature)
     return LearnedScale(search_scale(weight.detach(), grid, spec.per_channel), grid)

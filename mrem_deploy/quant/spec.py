@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from mrem_deploy.numerics import UNQUANTIZED_BITS
 
-WEIGHT_QUANTIZERS = ("auto", "twn", "laq", "uniform")
+WEIGHT_QUANTIZERS = ("auto", "twn", "midrise", "laq", "uniform")
+USUAL_QUANTIZERS = {2: "twn", 3: "uniform", 4: "laq", 8: "uniform"}  # by bits: what `auto` stands for
+TWO_BIT_QUANTIZERS = ("twn", "midrise")  # weights of other bits get the usual quantizer
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,12 @@ class WeightSpec:
     @property
     def is_quantized(self) -> bool:
         return self.bits != UNQUANTIZED_BITS
+
+    @property
+    def kind(self) -> str:
+        """The quantizer by name: the one asked for, or the usual one of these bits."""
+        unfit = self.quantizer in TWO_BIT_QUANTIZERS and self.bits != 2
+        return USUAL_QUANTIZERS[self.bits] if self.quantizer == "auto" or unfit else self.quantizer
 
 
 @dataclass(frozen=True)
@@ -56,5 +64,7 @@ class QuantSpec:
         return WeightSpec(bits, self.per_channel, self.weight_quantizer, self.curvature)
 
     def embedding(self, name: str) -> WeightSpec:
-        """How the word embedding is quantized: always per channel, by the usual quantizer of its bits."""
-        return WeightSpec(self.bits_of(name, self.embedding_bits), per_channel=True)
+        """How the word embedding is quantized: always per channel, by the usual quantizer of its bits, unless
+        one of 2 bits is asked for."""
+        quantizer = self.weight_quantizer if self.weight_quantizer in TWO_BIT_QUANTIZERS else "auto"
+        return WeightSpec(self.bits_of(name, self.embedding_bits), per_channel=True, quantizer=quantizer)

@@ -33,14 +33,20 @@ from mrem_deploy.quant.layers import Matmul  # noqa: E402
 from mrem_deploy.quant.spec import QuantSpec  # noqa: E402
 
 CLASSIFIER = "sequence-classification"
-BITS = {"8-8-8": (8, 8, 8), "4-4-8": (4, 4, 8), "2-2-8": (2, 2, 8), "2-2-4": (2, 2, 4)}
+BITS = {
+    "8-8-8": QuantSpec(8, 8, 8),
+    "4-4-8": QuantSpec(4, 4, 8),
+    "2-2-8": QuantSpec(2, 2, 8),
+    "2-2-4": QuantSpec(2, 2, 4),
+    "2-2-8 midrise": QuantSpec(2, 2, 8, weight_quantizer="midrise"),
+}
 # The largest difference by the order of float sums, without any code falling on the other side.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 @cache
 def frozen_model(kind: str, head: str = CLASSIFIER, spec: QuantSpec | None = None) -> FrozenModel:
-    _, student = quantized_twin(tiny_model(kind, head), spec or QuantSpec(*BITS["4-4-8"]))
+    _, student = quantized_twin(tiny_model(kind, head), spec or BITS["4-4-8"])
     return freeze(student, head)
 
 
@@ -134,7 +140,7 @@ def with_codes(model: Any, frozen: FrozenModel) -> tuple[Any, dict[str, str]]:
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 @pytest.mark.parametrize("profile", PROFILES)
 def test_integers_and_outputs_are_those_of_torch(profile: str, kind: str, bits: str) -> None:
-    frozen = frozen_model(kind, CLASSIFIER, QuantSpec(*BITS[bits], per_channel=True))
+    frozen = frozen_model(kind, CLASSIFIER, dataclasses.replace(BITS[bits], per_channel=True))
     batch = tiny_encoded(kind, count=32).batch(np.arange(32))  # enough integers for a share to mean something
     model = to_onnx(frozen, profile)
     onnx.checker.check_model(model, full_check=True)
@@ -170,6 +176,56 @@ def _signed(codes: np.ndarray, frozen: FrozenModel, step: str, profile: str) -> 
     if PROFILES[profile].zero_points:
         return codes.astype(np.int64) - (128 if grid.signed else 0)
     return codes.astype(np.int64) + (0 if grid.signed else 2 ** (grid.bits - 1))
+
+
+def weights_in(model: Any) -> dict[str, np.ndarray]:
+    """The integers of every quantized weight, after the operators that onnxruntime folds when it loads."""
+    model = onnx.ModelProto.FromString(model.SerializeToString())
+    ending = ".weight.codes"
+    found = {
+        i.name: onnx.numpy_helper.to_array(i).astype(np.int8)
+        for i in model.graph.initializer
+        if i.name.endswith(ending) and i.data_type != onnx.TensorProto.INT2
+    }
+    made = [name for node in model.graph.node for name in node.output if name.endswith(f"{ending}.int8")]
+    for name in made:
+        model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT8, None))
+    came = run(model, tiny_batch("bert"), exact=True)
+    found |= {name.removesuffix(".int8"): came[name] for name in made}
+    return {name.removesuffix(ending): codes for name, codes in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("profile", "opset"),
+    [*((name, None) for name in PROFILES), *((name, 24) for name in ("ort-cpu", "int8")), ("qdq", 25)],
+)
+def test_every_weight_has_the_codes_of_torch(profile: str, opset: int | None, tmp_path: Path) -> None:
+    """Three grids in one model, saved and read again. INT2 cannot hold a 3: opset 25 has it, 24 has not."""
+    first, second = (f"bert.encoder.layer.{i}.attention.self" for i in (0, 1))
+    spec = QuantSpec(
+        2, 2, 8, per_channel=True, weight_quantizer="midrise", layer_bits=((f"{first}.query", 4),)
+    )
+    frozen = frozen_model("bert", CLASSIFIER, spec)
+    # k and v keep the other grid: without q they are one matrix.
+    ternary = frozen_model("bert", CLASSIFIER, dataclasses.replace(spec, weight_quantizer="twn"))
+    weights = frozen.weights | {f"{second}.query": ternary.weights[f"{second}.query"]}
+    dataclasses.replace(frozen, weights=weights).save(tmp_path)
+    read, batch = FrozenModel.read(tmp_path), tiny_batch("bert")
+    model = write.compact_proto(write.lowered(read, profile, opset, skeleton("bert", CLASSIFIER)))
+    onnx.checker.check_model(model, full_check=True)
+    seen = set[str]()
+    for name, codes in weights_in(model).items():
+        owner, parts = name.removesuffix(".qkv"), ("query", "key", "value")
+        merged = parts[1:] if owner in (first, second) else parts
+        layers = [name] if owner == name else [f"{owner}.{part}" for part in merged]
+        expected = np.concatenate([weights[layer].codes.numpy() for layer in layers])
+        assert np.array_equal(codes, expected if "embeddings" in name else expected.T), name
+        seen.update(layers)
+    # At opset 25 qdq has the ternary weight in INT2, which numpy cannot read.
+    assert seen == set(weights) - ({f"{second}.query"} if (profile, opset) == ("qdq", 25) else set())
+    exact = profile == "tensorrt" or (profile, opset) == ("qdq", 25)
+    came = run(model, batch, exact)["logits"]
+    np.testing.assert_allclose(came, torch_outputs(read, batch)[0], **CLOSE)
 
 
 @pytest.mark.parametrize("head", ["token-classification", "question-answering", "feature-extraction"])
@@ -219,13 +275,16 @@ def test_batch_and_padding_do_not_change_an_answer(kind: str) -> None:
         ("ort-cpu", "8-8-8", 21, 10, "UINT8"),
         ("qdq", "4-4-8", 21, 10, "INT4"),
         ("qdq", "2-2-8", 21, 10, "INT4"),
+        ("ort-cpu", "2-2-8 midrise", 25, 13, "INT2"),
+        ("qdq", "2-2-8 midrise", 21, 10, "INT4"),
+        ("int8", "2-2-8 midrise", 18, 8, "INT8"),
         ("int8", "2-2-8", 18, 8, "INT8"),
         ("int8", "8-8-8", 18, 8, "UINT8"),
         ("tensorrt", "8-8-8", 18, 8, "INT8"),
     ],
 )
 def test_types_of_a_profile(profile: str, bits: str, opset: int, ir_version: int, carrier: str) -> None:
-    frozen = frozen_model("bert", CLASSIFIER, QuantSpec(*BITS[bits]))
+    frozen = frozen_model("bert", CLASSIFIER, BITS[bits])
     model = to_onnx(frozen, profile)
     assert model.ir_version == ir_version
     assert {entry.domain: entry.version for entry in model.opset_import}[""] == opset
@@ -244,20 +303,41 @@ def test_types_of_a_profile(profile: str, bits: str, opset: int, ir_version: int
     assert domains == ({"", "com.microsoft"} if profile == "ort-cpu" else {""})
 
 
-def test_the_default_profile_multiplies_integers_only(tmp_path: Path) -> None:
-    frozen = frozen_model("bert", CLASSIFIER, QuantSpec(4, 4, 8))
+def optimized_by_onnxruntime(model: Any, path: Path) -> Any:
     options = ort.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.optimized_model_filepath = str(path)
     options.log_severity_level = 3
-    ort.InferenceSession(to_onnx(frozen).SerializeToString(), options)
-    optimized = onnx.load(tmp_path / "optimized.onnx")
+    ort.InferenceSession(model.SerializeToString(), options)
+    return onnx.load(path)
+
+
+@pytest.mark.parametrize("bits", ["4-4-8", "2-2-8", "2-2-8 midrise"])
+def test_the_default_profile_multiplies_integers_only(bits: str, tmp_path: Path) -> None:
+    frozen = frozen_model("bert", CLASSIFIER, BITS[bits])
+    optimized = optimized_by_onnxruntime(to_onnx(frozen), tmp_path / "optimized.onnx")
     kinds = Counter(node.op_type for node in optimized.graph.node)
     # qkv, two products of attention, and three dense layers in each block; the pooler.
     assert kinds["MatMulIntegerToFloat"] == 3 * (1 + 2 + 3) + 1
     assert kinds["MatMul"] == kinds["DequantizeLinear"] == kinds["FusedMatMul"] == 0
     assert kinds["Gemm"] == 1, "only the head stays in float"
-    stored = {i.data_type for i in optimized.graph.initializer if i.name.endswith("codes.int8")}
-    assert stored == {onnx.TensorProto.INT8}, "the Cast behind a packed weight is folded when loading"
+    stored = {i.name: i.data_type for i in optimized.graph.initializer if i.name.endswith("codes.int8")}
+    assert set(stored.values()) == {onnx.TensorProto.INT8}, "what follows a packed weight is folded"
+    # qkv, three dense layers in each block, the pooler; and the embedding's table.
+    assert len(stored) == 3 * (1 + 3) + 1 + 1
+    assert not any(i.data_type == onnx.TensorProto.INT2 for i in optimized.graph.initializer)
+
+
+def test_midrise_runs_the_operators_of_ternary_weights(tmp_path: Path) -> None:
+    """For linears and for the embedding, with and without quantized activations."""
+    for activations in (8, 32):
+        kinds = []
+        for quantizer in ("twn", "midrise"):
+            frozen = frozen_model(
+                "bert", CLASSIFIER, QuantSpec(2, 2, activations, weight_quantizer=quantizer)
+            )
+            optimized = optimized_by_onnxruntime(to_onnx(frozen), tmp_path / f"{quantizer}.onnx")
+            kinds.append(Counter(node.op_type for node in optimized.graph.node))
+        assert kinds[0] == kinds[1]
 
 
 @pytest.mark.parametrize("profile", ["ort-cpu", "qdq", "int8"])

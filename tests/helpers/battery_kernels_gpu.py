@@ -9,6 +9,7 @@ rounding error against float64 (`gradient_bound`).
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from itertools import cycle
 
 import pytest
@@ -18,7 +19,7 @@ from mrem_deploy.kernels import reference as reference
 from mrem_deploy.kernels.gpu import linear as linear_op
 from mrem_deploy.kernels.gpu import ops
 from mrem_deploy.kernels.quantized import Quantized
-from mrem_deploy.numerics import Grid, activation_grid, asymmetric_grid, symmetric_grid
+from mrem_deploy.numerics import Grid, activation_grid, asymmetric_grid, midrise_grid, symmetric_grid
 
 DEVICE = torch.device(os.environ.get("MREM_TEST_DEVICE", "cpu"))
 # bfloat16 is silently wrong in Triton's interpreter.
@@ -32,6 +33,7 @@ GRIDS = [
     asymmetric_grid(8, 128),  # C from −128 to 127: fits as it is
     asymmetric_grid(8, 201),
 ]
+BY_THRESHOLD = {"twn": symmetric_grid(2), "midrise": midrise_grid()}
 INF, NAN = float("inf"), float("nan")
 HOSTILE = [INF, -INF, 3.4e38, -3.4e38, 1e-45, -1e-40, 1.2e-38, 0.0, -0.0]
 
@@ -60,6 +62,12 @@ def close_sum(got: torch.Tensor, expected: torch.Tensor) -> None:
     """Both are float64 sums rounded once; their order may move the last bit."""
     assert got.shape == expected.shape
     torch.testing.assert_close(got, expected, rtol=2.0**-22, atol=1e-30, equal_nan=True)
+
+
+def close_scale(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """As `close_sum`, for scales as small as 2^-100, where an absolute tolerance would hide everything."""
+    assert got.shape == expected.shape
+    torch.testing.assert_close(got, expected, rtol=2.0**-22, atol=0, equal_nan=True)
 
 
 # -- fake_quant --------------------------------------------------------------------------------------------
@@ -183,7 +191,7 @@ X_GRIDS = cycle(  # five, so that each meets every kind of weight, scale and bia
 )
 LINEARS = [
     (next(SHAPES), next(X_GRIDS), kind, per_row, bias)
-    for kind in ("learned", "learned 3 bits", "twn", "laq")
+    for kind in ("learned", "learned 3 bits", "twn", "midrise", "laq")
     for per_row in (False, True)
     for bias in (False, True)
 ]
@@ -191,9 +199,9 @@ LINEARS = [
 
 def weight_quant(weight: torch.Tensor, kind: str, per_row: bool) -> Quantized:
     rows = weight.shape[0]
-    if kind == "twn":
-        threshold, scale = reference.twn(weight, per_row)
-        return Quantized(scale, symmetric_grid(2), threshold)
+    if kind in BY_THRESHOLD:
+        threshold, scale = getattr(reference, kind)(weight, per_row)
+        return Quantized(scale, BY_THRESHOLD[kind], threshold)
     if kind == "laq":
         start = torch.full((rows, 1) if per_row else (), 0.4, device=DEVICE)
         scale = reference.laq(weight, start, None, symmetric_grid(4), 2, per_row)
@@ -265,9 +273,10 @@ def test_unsigned_codes_that_do_not_fit_int8_are_exact(zero_point: int) -> None:
     same(ops.matmul(x, x.T, *both), reference.matmul(x, x.T, *both))
 
 
-def test_linear_reads_other_strides() -> None:
+@pytest.mark.parametrize("kind", BY_THRESHOLD)
+def test_linear_reads_other_strides(kind: str) -> None:
     x, weight = normal(66, 40).t(), normal(64, 2 * 66)[:, ::2]
-    both = (Quantized(number(0.05), activation_grid(8)), weight_quant(weight, "twn", True))
+    both = (Quantized(number(0.05), activation_grid(8)), weight_quant(weight, kind, True))
     expected = reference.linear(x, weight, None, *both)
     for codes in (False, True):
         same(linear_op.linear(x, weight, None, *both, codes=codes), expected)
@@ -277,7 +286,7 @@ def test_linear_reads_other_strides() -> None:
     check_linear_gradients(got, grad, x, weight, *both)
 
 
-@pytest.mark.parametrize("kind", ["learned", "twn"])
+@pytest.mark.parametrize("kind", ["learned", *BY_THRESHOLD])
 def test_linear_with_nan_and_infinity(kind: str) -> None:
     x, weight = normal(5, 67), normal(6, 67)
     both = (Quantized(number(0.05), asymmetric_grid(8, 40)), weight_quant(weight, kind, True))
@@ -355,10 +364,19 @@ def test_what_the_kernels_do_not_serve_runs_in_plain_torch() -> None:
     same(ops.linear(*arguments), reference.linear(*arguments))
     double = (x.double(), number(0.1).double(), symmetric_grid(4))
     same(ops.fake_quant(*double), reference.fake_quant(*double))
-    same(ops.twn(weight.double(), True)[1], reference.twn(weight.double(), True)[1])
+    for name in BY_THRESHOLD:
+        for left, right in both_scales(name, weight.double(), True):
+            same(left, right)
 
 
 # -- scales of weights -------------------------------------------------------------------------------------
+
+
+def both_scales(
+    name: str, weight: torch.Tensor, per_row: bool
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Threshold and scale of twn or midrise: ours and the reference's."""
+    return zip(*(getattr(module, name)(weight, per_row) for module in (ops, reference)), strict=True)
 
 
 # One weight, primes, rows around the block of a row, several spans of a whole tensor.
@@ -366,9 +384,10 @@ def test_what_the_kernels_do_not_serve_runs_in_plain_torch() -> None:
 @pytest.mark.parametrize("per_row", [False, True])
 def test_scales_of_weights(shape: tuple[int, int], per_row: bool) -> None:
     weight, diagonal = normal(*shape), torch.rand(shape).to(DEVICE)
-    weight[0] = 0  # a row of zeros has the scale 1
-    for left, right in zip(ops.twn(weight, per_row), reference.twn(weight, per_row), strict=True):
-        close_sum(left, right)
+    weight[0] = 0  # a row of zeros has the scale 1 (twn) or 2^-100 (midrise)
+    for name in BY_THRESHOLD:
+        for left, right in both_scales(name, weight, per_row):
+            close_scale(left, right)
     start = torch.rand((shape[0], 1) if per_row else ()).to(DEVICE) * 0.3 + 0.1
     for curvature in (None, diagonal):
         for bits, iterations in ((4, 2), (3, 0)):
@@ -382,8 +401,9 @@ def test_scales_of_hostile_weights(per_row: bool) -> None:
     for hostile in ([NAN, 1.0], [INF, 1.0], [1e-45, -1e-40], [3e38, -3e38]):
         weight = normal(3, 70)
         weight[1, 3:5] = torch.tensor(hostile)
-        for left, right in zip(ops.twn(weight, per_row), reference.twn(weight, per_row), strict=True):
-            close_sum(left, right)
+        for name in BY_THRESHOLD:
+            for left, right in both_scales(name, weight, per_row):
+                close_scale(left, right)
         arguments = (weight, start, None, symmetric_grid(4), 2, per_row)
         close_sum(ops.laq(*arguments), reference.laq(*arguments))
 
@@ -392,9 +412,10 @@ def test_scales_of_hostile_weights(per_row: bool) -> None:
 def test_scales_of_16_bit_weights(dtype: torch.dtype) -> None:
     weight = normal(66, 40, dtype=dtype).t()
     for per_row in (False, True):
-        for left, right in zip(ops.twn(weight, per_row), reference.twn(weight, per_row), strict=True):
-            close_sum(left, right)
-            assert left.dtype == torch.float32
+        for name in BY_THRESHOLD:
+            for left, right in both_scales(name, weight, per_row):
+                close_scale(left, right)
+                assert left.dtype == torch.float32
 
 
 # -- every run gives the same bits -------------------------------------------------------------------------

@@ -25,4 +25,8 @@ SPECS = {
     ),
     "4-4-8 adam": QuantSpec(4, 4, 8, curvature="adam"),
     "2-4-8 laq": QuantSpec(2, 4, 8, weight_quantizer="laq"),
+    "2-2-8 midrise": QuantSpec(2, 2, 8, weight_quantizer="midrise"),
+    "2-2-4 midrise per channel": QuantSpec(2, 2, 4, per_channel=True, weight_quantizer="midrise"),
+    "4-2-8 midrise": QuantSpec(4, 2, 8, weight_quantizer="midrise"),
+    "2-4-32 midrise": QuantSpec(2, 4, 32, weight_quantizer="midrise"),
 }

@@ -12,7 +12,7 @@ import torch
 from mrem_deploy.kernels import backends
 from mrem_deploy.kernels import reference as reference
 from mrem_deploy.kernels.quantized import Quantized
-from mrem_deploy.numerics import Grid, activation_grid, asymmetric_grid, symmetric_grid
+from mrem_deploy.numerics import Grid, activation_grid, asymmetric_grid, midrise_grid, symmetric_grid
 
 _found = backends.extension().module
 if _found is None:
@@ -28,6 +28,7 @@ GRIDS = [
     symmetric_grid(4),
     symmetric_grid(2),
 ]
+BY_THRESHOLD = {"twn": symmetric_grid(2), "midrise": midrise_grid()}
 SHAPES = [
     (1, 1),
     (1, 63),  # below, at and above four vectors
@@ -159,15 +160,22 @@ def test_strided_inputs_give_what_contiguous_ones_give() -> None:
 
 @pytest.mark.parametrize("per_row", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_twn_and_laq_are_the_references(shape: tuple[int, ...], per_row: bool) -> None:
+def test_twn_midrise_and_laq_are_the_references(shape: tuple[int, ...], per_row: bool) -> None:
     weight = values(*shape)
-    for came, expected in zip(ops.twn(weight, per_row), reference.twn(weight, per_row), strict=True):
-        assert_one_ulp(came, expected)
+    for name in BY_THRESHOLD:
+        assert_same_scales(name, weight, per_row)
     start = scales(weight, per_row) * 5
     for diagonal in (None, values(*shape, seed=4).abs()):
         for grid in (symmetric_grid(4), symmetric_grid(3)):
             came = ops.laq(weight, start, diagonal, grid, 2, per_row)
             assert_one_ulp(came, reference.laq(weight, start, diagonal, grid, 2, per_row))
+
+
+def assert_same_scales(name: str, weight: torch.Tensor, per_row: bool) -> None:
+    """Threshold and scale of twn or midrise against the reference."""
+    both = (getattr(module, name)(weight, per_row) for module in (ops, reference))
+    for came, expected in zip(*both, strict=True):
+        assert_one_ulp(came, expected)
 
 
 def test_rows_of_zeros_and_of_nan() -> None:
@@ -176,8 +184,8 @@ def test_rows_of_zeros_and_of_nan() -> None:
     )
     start = torch.full((4, 1), 0.5)
     for per_row in (True, False):
-        for came, expected in zip(ops.twn(weight, per_row), reference.twn(weight, per_row), strict=True):
-            assert_one_ulp(came, expected)
+        for name in BY_THRESHOLD:
+            assert_same_scales(name, weight, per_row)
         first = start if per_row else torch.tensor(0.5)
         grid = symmetric_grid(4)
         assert_one_ulp(
@@ -185,6 +193,33 @@ def test_rows_of_zeros_and_of_nan() -> None:
             reference.laq(weight, first, None, grid, 2, per_row),
         )
     assert ops.twn(weight, True)[1][0] == 1  # harmless
+    scales_found = ops.midrise(weight, True)[1].flatten().tolist()
+    assert scales_found[0] == scales_found[3] == 2.0**-100  # zeros, and numbers that are as good as zeros
+    assert scales_found[1] != scales_found[1]  # NaN
+
+
+@pytest.mark.parametrize("hostile", [float("inf"), 3e38, -3e38, 1e-38])
+def test_scales_beside_hostile_weights(hostile: float) -> None:
+    for per_row in (True, False):
+        weight = values(3, 70)
+        weight[1, 3] = hostile
+        for name in BY_THRESHOLD:
+            assert_same_scales(name, weight, per_row)
+
+
+@pytest.mark.parametrize("name", BY_THRESHOLD)
+def test_codes_by_a_threshold_are_the_references(name: str) -> None:
+    grid, nan, inf = BY_THRESHOLD[name], float("nan"), float("inf")
+    special = torch.tensor([nan, inf, -inf, 0.0, -0.0, 0.5, -0.5, 0.6, -0.6, 1e-45, -1e-45, 3e38, -3e38])
+    for weight in (special.repeat(4), special.repeat(5, 3)):  # whole vectors and a rest; rows
+        for threshold in (torch.tensor(0.5), torch.tensor(0.0), torch.tensor(nan), torch.tensor(inf)):
+            how = Quantized(torch.tensor(0.3), grid, threshold)
+            expected = reference.operand_integers(weight, how)
+            came = ops._operand(weight, how, dequantize=False)
+            torch.testing.assert_close(came, expected, rtol=0, atol=0, equal_nan=True)
+            came = ops._operand(weight, how, dequantize=True)
+            torch.testing.assert_close(came, expected * how.scale, rtol=0, atol=0, equal_nan=True)
+    assert ops._operand(special, how, dequantize=False)[0].isnan() == (name == "midrise")
 
 
 # -- products ------------------------------------------------------------------------------------------------
@@ -192,15 +227,15 @@ def test_rows_of_zeros_and_of_nan() -> None:
 
 def quantized_weight(kind: str, per_row: bool, weight: torch.Tensor) -> Quantized:
     """How one kind of weight is quantized."""
-    if kind == "ternary":
-        threshold, scale = reference.twn(weight, per_row)
-        return Quantized(scale, symmetric_grid(2), threshold)
+    if kind in BY_THRESHOLD:
+        threshold, scale = getattr(reference, kind)(weight, per_row)
+        return Quantized(scale, BY_THRESHOLD[kind], threshold)
     learned = kind == "learned"
     return Quantized(scales(weight, per_row), symmetric_grid(8 if learned else 4), learned=learned)
 
 
 @pytest.mark.parametrize("per_row", [False, True])
-@pytest.mark.parametrize("kind", ["ternary", "learned", "loss-aware"])
+@pytest.mark.parametrize("kind", ["twn", "midrise", "learned", "loss-aware"])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (63, 65, 31), (37, 1, 5), (65, 130, 1)])
 def test_linear_and_its_gradients_are_the_references(
     shape: tuple[int, int, int], kind: str, per_row: bool
@@ -275,10 +310,11 @@ def test_matmul_and_its_gradients_are_the_references(layout: str) -> None:
     assert ours[2].is_contiguous()
 
 
-def test_a_scale_for_all_beside_a_threshold_per_row() -> None:
+@pytest.mark.parametrize("name", BY_THRESHOLD)
+def test_a_scale_for_all_beside_a_threshold_per_row(name: str) -> None:
     x, weight, step = values(5, 20), values(6, 20, seed=1), torch.tensor(0.05)
-    threshold, _ = reference.twn(weight, True)
-    both = (Quantized(step, activation_grid(8)), Quantized(torch.tensor(0.7), symmetric_grid(2), threshold))
+    threshold, _ = getattr(reference, name)(weight, True)
+    both = (Quantized(step, activation_grid(8)), Quantized(torch.tensor(0.7), BY_THRESHOLD[name], threshold))
     ours = ops.linear(x, weight, None, *both)
     assert torch.equal(ours, reference.linear(x, weight, None, *both))
 
@@ -289,7 +325,9 @@ def test_a_scale_for_all_beside_a_threshold_per_row() -> None:
 def everything(x: torch.Tensor, per_row: bool) -> list[torch.Tensor]:
     grid, scale = symmetric_grid(4), scales(x, per_row)
     found = [ops.fake_quant(x, scale, grid), *ops.fake_quant_backward(x * 3, x, scale, grid)]
-    found += ops.twn(x, per_row)
+    for name, own in BY_THRESHOLD.items():
+        threshold, alpha = getattr(ops, name)(x, per_row)
+        found += [threshold, alpha, ops._operand(x, Quantized(alpha, own, threshold), dequantize=True)]
     return [*found, ops.laq(x, scale * 5, x.abs(), grid, 2, per_row)]
 
 
@@ -317,6 +355,10 @@ def test_other_types_are_the_references(dtype: torch.dtype) -> None:
     grid = activation_grid(8)
     assert torch.equal(ops.fake_quant(x, scale, grid), reference.fake_quant(x, scale, grid))
     how = Quantized(scale, grid)
-    came = ops.linear(x, weight, None, how, how)
-    assert came.dtype == dtype
-    assert torch.equal(came, reference.linear(x, weight, None, how, how))
+    for name, own in BY_THRESHOLD.items():
+        threshold, alpha = getattr(ops, name)(weight, True)
+        assert all(map(torch.equal, (threshold, alpha), getattr(reference, name)(weight, True)))
+        for w_quant in (how, Quantized(alpha, own, threshold)):
+            came = ops.linear(x, weight, None, how, w_quant)
+            assert came.dtype == dtype
+            assert torch.equal(came, reference.linear(x, weight, None, how, w_quant))

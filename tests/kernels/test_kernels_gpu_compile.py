@@ -114,7 +114,9 @@ def test_division_is_true_division(target: str, reports: dict[str, list[inspecti
     exact = {"v_div_fixup_f32", "v_div_fixup_f64"} if target == "gfx942" else {"div.rn.f32", "div.rn.f64"}
     for report in reports[target]:
         assert set(report.divisions) <= exact, report  # no .approx, no .full, no .ftz
-        if report.kernel in divides or report.constants.get("CODES") is False:
+        if report.call == "codes by threshold":
+            assert not report.divisions, report  # a comparison
+        elif report.kernel in divides or report.constants.get("CODES") is False:
             assert exact & set(report.divisions), report
 
 

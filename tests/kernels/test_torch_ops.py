@@ -9,7 +9,7 @@ import torch
 
 from mrem_deploy.kernels import ops, torch_ops
 from mrem_deploy.kernels.quantized import Quantized
-from mrem_deploy.numerics import activation_grid, asymmetric_grid, symmetric_grid
+from mrem_deploy.numerics import activation_grid, asymmetric_grid, midrise_grid, symmetric_grid
 from mrem_deploy.quant.quantizers import LearnedScale
 
 EIGHT = (8, -128, 127, 0)
@@ -47,6 +47,11 @@ SAMPLES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (values(5, 9), values(7, 9), None, step(), step(grad=False), step(0.3, grad=False), EIGHT,
          (2, -1, 1, 0), False),
     ),
+    "linear, midrise": (
+        torch_ops.linear,
+        (values(5, 9), values(7, 9), None, step(), per_row(7).detach(), per_row(7).detach() * 2, EIGHT,
+         (2, -3, 3, 0, 2), False),
+    ),
     "linear_backward": (
         torch_ops.linear_backward,
         (values(5, 7, grad=False), values(5, 9, grad=False), values(7, 9, grad=False), step(grad=False),
@@ -59,6 +64,8 @@ SAMPLES: dict[str, tuple[Any, tuple[Any, ...]]] = {
          step(grad=False), EIGHT, EIGHT),
     ),
     "twn": (torch_ops.twn, (values(5, 9, grad=False), True)),
+    "midrise": (torch_ops.midrise, (values(5, 9, grad=False), True)),
+    "midrise, one scale": (torch_ops.midrise, (values(5, 9, grad=False), False)),
     "laq": (torch_ops.laq, (values(5, 9, grad=False), step(grad=False), None, FOUR, 2, False)),
     "laq with curvature": (
         torch_ops.laq,
@@ -76,7 +83,7 @@ def test_opcheck(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class TinyModule(torch.nn.Module):
-    """A product with a ternary weight and one of two activations, as in attention."""
+    """Products with a ternary and a midrise weight and one of two activations, as in attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,6 +98,9 @@ class TinyModule(torch.nn.Module):
         left = Quantized(self.left.scale, self.left.grid)
         right = Quantized(self.right.scale, self.right.grid)
         y = ops.fake_quant_linear(x, self.weight, self.bias, left, ternary)
+        threshold, scale = ops.midrise(self.weight, per_row=False)
+        midrise = Quantized(scale, midrise_grid(), threshold)
+        y = ops.fake_quant_linear(y, self.weight, None, left, midrise)
         scores = ops.fake_quant_matmul(y, x.transpose(-1, -2), left, right)
         return self.right(scores.softmax(-1))
 
@@ -115,7 +125,7 @@ def test_a_training_step_compiles_to_one_graph_with_the_ops_inside() -> None:
     assert len(came) == len(expected) == 5
     for ours, theirs in zip(came, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)  # the compiler may reorder sums
-    for op in ("fake_quant_linear", "fake_quant_matmul", "fake_quant_linear_backward", "twn"):
+    for op in ("fake_quant_linear", "fake_quant_matmul", "fake_quant_linear_backward", "twn", "midrise"):
         assert any(name.startswith(f"mrem.{op}.") for name in seen), (op, seen)
 
 
@@ -173,6 +183,30 @@ REFUSED = {
         (X, W, None, Q, Quantized(S, symmetric_grid(2), threshold=S, learned=True)),
         ValueError,
         "give either a threshold or learned",
+    ),
+    "midrise without a threshold": (
+        ops.fake_quant_linear,
+        (X, W, None, Q, Quantized(S, midrise_grid())),
+        ValueError,
+        "w_quant.grid of consecutive integers.*needs a threshold",
+    ),
+    "midrise activations": (
+        ops.fake_quant_matmul,
+        (X, W.T, Q, Quantized(S, midrise_grid())),
+        ValueError,
+        "b_quant.grid of consecutive integers",
+    ),
+    "rounding to a midrise grid": (
+        ops.fake_quant,
+        (X, S, midrise_grid()),
+        ValueError,
+        "grid of consecutive integers",
+    ),
+    "a loss-aware scale of a midrise grid": (
+        ops.laq,
+        (W, S, None, midrise_grid(), 2, False),
+        ValueError,
+        "grid of consecutive integers",
     ),
     "matmul shapes": (ops.fake_quant_matmul, (X, W, Q, Q), ValueError, r"\(…, M, K\) and \(…, K, N\)"),
     "curvature of another shape": (

@@ -28,6 +28,7 @@ SPECS = [
     QuantSpec(3, 8, 4, per_channel=True),  # 3-bit codes cross byte borders
     QuantSpec(4, 4, 8, symmetric=True, keep_fp=("*.1.*",)),
     QuantSpec(8, 32, 32),
+    QuantSpec(2, 2, 8, weight_quantizer="midrise"),
 ]
 
 
@@ -65,9 +66,9 @@ def test_every_head_is_loaded_as_itself(tmp_path: Path, head: str) -> None:
         assert torch.equal(came, expected)
 
 
-def test_read_gives_back_every_tensor(tmp_path: Path) -> None:
-    _, student = tiny_pair(spec=QuantSpec(3, 4, 8))
-    frozen = freeze(student, "sequence-classification")
+@pytest.mark.parametrize("spec", [QuantSpec(3, 4, 8), QuantSpec(2, 8, 8, weight_quantizer="midrise")])
+def test_read_gives_back_every_tensor(tmp_path: Path, spec: QuantSpec) -> None:
+    frozen = freeze(tiny_pair(spec=spec)[1], "sequence-classification")
     frozen.notes = {"recipe_digest": "abc", "steps": 3}
     frozen.save(tmp_path)
     came = FrozenModel.read(tmp_path)
@@ -79,7 +80,7 @@ def test_read_gives_back_every_tensor(tmp_path: Path) -> None:
         assert torch.equal(came.weights[name].codes, weight.codes)
         assert came.weights[name].codes.dtype == torch.int8
         assert torch.equal(came.weights[name].scale, weight.scale)
-        assert came.weights[name].bits == weight.bits
+        assert (came.weights[name].bits, came.weights[name].spacing) == (weight.bits, weight.spacing)
     assert came.scales.keys() == frozen.scales.keys()
     for name, step in frozen.scales.items():
         assert torch.equal(came.scales[name].scale, step.scale)
@@ -108,6 +109,22 @@ def test_integers_are_truly_packed_under_names_of_their_own(tmp_path: Path) -> N
     assert payload - scales == pytest.approx(
         frozen.formula_mb() * 2**20, abs=len(frozen.weights)
     )  # whole bytes
+
+
+def test_odd_codes_take_two_bits_and_are_named_in_the_manifest(tmp_path: Path) -> None:
+    spec = QuantSpec(2, 2, 8, weight_quantizer="midrise", layer_bits=(("bert.pooler.dense", 4),))
+    frozen = freeze(tiny_pair(spec=spec)[1], "sequence-classification")
+    frozen.save(tmp_path)
+    entries = json.loads((tmp_path / artifact.MANIFEST).read_text())["weights"]
+    tensors = load_file(tmp_path / artifact.TENSORS)
+    for name, weight in frozen.weights.items():
+        if name == "bert.pooler.dense":
+            assert entries[name] == {"bits": 4, "shape": [16, 16]}
+            continue
+        assert entries[name] == {"bits": 2, "shape": list(weight.codes.shape), "grid": "midrise"}
+        assert set(weight.codes.unique().tolist()) == {-3, -1, 1, 3}
+        stored = unpack(tensors[f"codes/{name}"].numpy(), 2, weight.codes.numel())
+        assert np.array_equal(2 * stored + 1, weight.codes.numpy().reshape(-1))
 
 
 def test_the_folder_holds_no_pickle(tmp_path: Path) -> None:
@@ -153,6 +170,13 @@ def lose_tensor(folder: Path) -> None:
     save_file(tensors, folder / artifact.TENSORS)
 
 
+def name_another_grid(folder: Path) -> None:
+    path = folder / artifact.MANIFEST
+    manifest = json.loads(path.read_text())
+    manifest["weights"]["bert.pooler.dense"]["grid"] = "cubic"
+    path.write_text(json.dumps(manifest))
+
+
 def cut_short(name: str) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         (folder / name).write_bytes((folder / name).read_bytes()[:-40])
@@ -172,6 +196,7 @@ def cut_short(name: str) -> Callable[[Path], None]:
         (rewrite(format_version=99), "99"),
         (rewrite(format="other"), "other"),
         (lose_tensor, "bert.pooler.dense"),
+        (name_another_grid, "cubic"),
     ],
     ids=[
         "no manifest",
@@ -183,6 +208,7 @@ def cut_short(name: str) -> Callable[[Path], None]:
         "later",
         "other",
         "lost",
+        "unknown grid",
     ],
 )
 def test_a_broken_folder_is_refused(tmp_path: Path, damage: Callable[[Path], None], named: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from mrem_deploy.quant import artifact
 from mrem_deploy.quant.insert import insert_quantizers, prepare
 from mrem_deploy.quant.layers import QuantEmbedding, QuantLinear
 from mrem_deploy.quant.mixed import allocate, choose_bits
+from mrem_deploy.quant.quantizers import Midrise
 from mrem_deploy.quant.sensitivity import (
     CHOICES,
     by_error,
@@ -185,6 +187,33 @@ def test_layers_have_the_bits_they_were_given() -> None:
     assert quantized == {embedding: 8, query: 4}  # the pooler is kept: --keep-fp has the last word
 
 
+def test_midrise_is_measured_and_inserted_at_two_bits_only() -> None:
+    """Both measures see the values that the layers will have."""
+    model = tiny_model("bert").requires_grad_(False)
+    spec = QuantSpec(32, 32, 8, weight_quantizer="midrise")
+    found = prepare(model)
+    for name in (found.word_embedding, found.linears[0]):
+        weight = model.get_submodule(name).weight
+        asked = spec.embedding(name) if name == found.word_embedding else spec.linear(name)
+        assert torch.equal(quantized_weight(model, name, 2, spec), Midrise(asked.per_channel)(weight))
+        for bits in (4, 8):
+            assert torch.equal(
+                quantized_weight(model, name, bits, spec), quantized_weight(model, name, bits, SPEC)
+            )
+    batches = [tiny_batch(seed=seed) for seed in range(2)]
+    ternary = replace(spec, weight_quantizer="twn")
+    for measure in ("error", "hessian"):
+        chosen, other = (choose_bits(model, how, batches, 0.0225, measure) for how in (spec, ternary))
+        assert chosen.planned_mb <= 0.0225
+        for name, errors in chosen.errors.items():
+            assert errors[2] != other.errors[name][2]
+            assert errors[8] == other.errors[name][8]
+    assert len(set(chosen.layers.values())) > 1
+    insert_quantizers(model, replace(spec, layer_bits=chosen.layer_bits), {})
+    for name, bits in chosen.layers.items():
+        assert isinstance(model.get_submodule(name).weight_quantizer, Midrise) == (bits == 2)
+
+
 # --- by the command line ------------------------------------------------------------------------
 
 
@@ -266,13 +295,16 @@ def test_a_resumed_run_does_not_choose_again(workshop: Path, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("no_report")
-def test_onnxruntime_agrees_with_torch(workshop: Path) -> None:
+@pytest.mark.parametrize("quantizer", ["auto", "midrise"])
+def test_onnxruntime_agrees_with_torch(workshop: Path, quantizer: str) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
-    folder = workshop / "onnx"
+    folder = workshop / f"onnx-{quantizer}"
     options = {"method": "ptq", "bits": "auto", "budget_mb": 0.0165, "export": "ort-cpu"}
-    assert job(workshop, "onnx", **options).run("--no-validate") == 0
+    assert job(workshop, folder.name, **options, weight_quantizer=quantizer).run("--no-validate") == 0
     layers = json.loads((folder / artifact.MANIFEST).read_text())["weights"]
     assert len({layer["bits"] for layer in layers.values()}) > 1
+    if quantizer == "midrise":
+        assert all((layer.get("grid") == "midrise") == (layer["bits"] == 2) for layer in layers.values())
     _, tokenizer = loading.load_model(workshop / "model", "sequence-classification")
     texts = [row["text"] for row in sentences(20, seed=5)]
     tokens = tokenizer(texts, padding=True, truncation=True, max_length=POSITIONS, return_tensors="pt")
