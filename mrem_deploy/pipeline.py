@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 
 from mrem_deploy import preflight
-from mrem_deploy.evaluate.accuracy import QUANTIZED
-from mrem_deploy.evaluate.predict import torch_predictor
 from mrem_deploy.quant.frozen import build, freeze
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.result import Result
@@ -47,9 +45,7 @@ def walk(recipe: Recipe, out: Path, resume: bool) -> Path:
         frozen = freeze(trained.student, loaded.head)
         frozen.notes = notes_of(recipe, trained)
         quantized = build(frozen).to(run.device)
-        evaluation = loaded.evaluation
-        evaluation.add_full_precision(loaded.teacher, loaded.weights)
-        evaluation.add(QUANTIZED, torch_predictor(quantized))
+        loaded.evaluation.add_full_precision(loaded.teacher, loaded.weights)
         publish(run, loaded, trained, frozen, quantized)
         return out
 

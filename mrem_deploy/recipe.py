@@ -253,6 +253,11 @@ class Recipe:
     validate: bool = option(
         True, "also run the first exported model on the evaluation split", group=OUTPUT, decides=False
     )
+    scored_by: str = option(
+        "onnxruntime",
+        "what gives the scores: the validated ONNX model (torch predicts 512 examples to compare) or torch",
+        group=OUTPUT, choices=("onnxruntime", "torch"), decides=False, rare=True,
+    )  # fmt: skip
     threads: int = option(0, "CPU threads; 0: torch's choice", group=MACHINE, least=0)
     device: str = option("auto", "auto, cpu, cuda or cuda:N", group=MACHINE)
     kernels: str = option(

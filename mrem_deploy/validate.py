@@ -20,7 +20,7 @@ from mrem_deploy.base.options import whole
 
 if TYPE_CHECKING:
     from mrem_deploy.data.task_data import TaskData
-    from mrem_deploy.deploy.validation import Validation
+    from mrem_deploy.deploy.findings import Findings, Validation
     from mrem_deploy.evaluate.accuracy import Accuracy
     from mrem_deploy.evaluate.evaluation import Evaluation
     from mrem_deploy.recipe import Recipe
@@ -114,7 +114,7 @@ def validate(settings: Settings) -> Validation:
     from mrem_deploy.base.files import check_folder, write_json
     from mrem_deploy.base.progress import say
     from mrem_deploy.deploy import runtime, validation
-    from mrem_deploy.evaluate.accuracy import QUANTIZED
+    from mrem_deploy.evaluate.accuracy import BY_ONNXRUNTIME, QUANTIZED
     from mrem_deploy.evaluate.evaluation import Evaluation
     from mrem_deploy.evaluate.predict import torch_predictor
     from mrem_deploy.models.loading import load_tokenizer
@@ -138,6 +138,8 @@ def validate(settings: Settings) -> Validation:
     problem = add_original(evaluation, recipe, frozen.head)
     evaluation.add(QUANTIZED, torch_predictor(quantized))
     found = validation.examine(model, evaluation, quantized, settings.threads, providers)
+    if recipe.scored_by == BY_ONNXRUNTIME:
+        evaluation.score_by_onnxruntime()
     accuracy = evaluation.accuracy()
     if problem is not None:
         accuracy = _with_original(accuracy, folder, settings, problem)
@@ -256,7 +258,7 @@ def _with_original(accuracy: Accuracy, folder: Path, settings: Settings, problem
 def summary(result: Validation) -> str:
     """The lines to print."""
     from mrem_deploy.base.tables import table
-    from mrem_deploy.deploy.validation import table_rows
+    from mrem_deploy.deploy.findings import table_rows
 
     found, counted = result.findings, result.findings.census
     file, steady = found.file, found.steadiness
@@ -265,6 +267,7 @@ def summary(result: Validation) -> str:
     lines = [
         table(*table_rows(result)),
         "",
+        *_fidelity_lines(found),
         table(("layer", "ONNX − torch, relative"), layers),
         "",
         f"file: {file.file}, {file.size_mb:.1f} MiB, profile {file.profile}, opset {file.opset}",
@@ -276,6 +279,19 @@ def summary(result: Validation) -> str:
         f"verdict: {result.verdict.sentence}",
     ]
     return "\n".join(lines)
+
+
+def _fidelity_lines(found: Findings) -> list[str]:
+    """How far the predictions of ONNX are from those of the other models."""
+    from mrem_deploy.deploy.findings import TITLES
+
+    lines = [
+        f"ONNX against {TITLES[other]}, {split}: {fidelity}"
+        for other, by_split in found.fidelity.items()
+        for split, fidelity in by_split.items()
+        if fidelity
+    ]
+    return [*lines, ""] if lines else []
 
 
 if __name__ == "__main__":

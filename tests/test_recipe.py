@@ -62,6 +62,7 @@ OPTIONS: dict[str, tuple[str, list[str], Any]] = {
     "max_memory": ("8GB", ["8GB"], "8GB"),
     "export": ("qdq,int8", ["qdq,int8"], "qdq,int8"),
     "validate": ("false", [], False),
+    "scored_by": ("torch", ["torch"], "torch"),
     "threads": ("2", ["2"], 2),
     "device": ("cpu", ["cpu"], "cpu"),
     "kernels": ("reference", ["reference"], "reference"),
@@ -223,7 +224,7 @@ def test_the_digest_follows_what_decides_the_result(name: str) -> None:
     plain = Recipe() if "bits" not in beside else Recipe(**beside, budget_mb=1.0)
     changed = dataclasses.replace(plain, **beside | {name: OPTIONS[name][2]})
     same = changed.digest() == dataclasses.replace(plain, **beside).digest()
-    of_no_weight = ("out", "cache_dir", "max_memory", "checkpoint_steps", "export", "validate")
+    of_no_weight = ("out", "cache_dir", "max_memory", "checkpoint_steps", "export", "validate", "scored_by")
     assert same == (name in (*of_no_weight, "workers", "max_restarts", "worker_timeout"))
 
 

@@ -271,10 +271,12 @@ def _score(
             predictor, split.encoded, f"score {contender.name}", batch, evaluation.pooling
         )
         base, own = rows[BASE], rows[contender.name]
-        agreement = scorer.agreement(base, own)
+        agreement, fidelity = scorer.agreement(base, own), scorer.fidelity(base, own)
+        against = {name: getattr(fidelity, name) for name in ("flips", "flips_error", "kl", "kl_error")}
         if evaluation.task.label_free:
             value = 100.0 if contender.name == BASE else agreement[metric]
-            scores[contender.name] = Score(value, next(iter(agreement.values())), value - 100.0)
+            share = next(iter(agreement.values()))
+            scores[contender.name] = Score(value, share, value - 100.0, **against)
             continue
         value = scorer.score(own)[metric]
         change = scorer.change(base, own).get(metric, {})
@@ -283,6 +285,7 @@ def _score(
             next(iter(agreement.values())),
             value - scores.get(BASE, Score(value, 100.0, 0.0)).value,
             *(change.get(name) for name in ("standard_error", "low", "high")),
+            **against,
         )
     return _where(evaluation), scores
 

@@ -11,6 +11,7 @@ from typing import Any
 from mrem_deploy.base.errors import UserError
 
 BASE = "ORT fp32"
+FIDELITY_NOTE = f" Flips: predictions that differ from {BASE}'s. KL: their mean divergence from it, in nats."
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Score:
     """The task's metric in percent, and the change against ORT fp32 in points, with its 95% interval.
 
     The interval comes from a paired bootstrap over the examples. Metrics that cannot be resampled have none.
+    Flips and KL (evaluate/fidelity.py) are against ORT fp32 as well; embeddings and regressions have none.
     """
 
     value: float
@@ -26,6 +28,10 @@ class Score:
     standard_error: float | None = None
     low: float | None = None
     high: float | None = None
+    flips: float | None = None  # percent of predictions that changed
+    flips_error: float | None = None
+    kl: float | None = None  # nats
+    kl_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -94,10 +100,12 @@ def table_and_notes(conditions: Conditions, entries: Sequence[Entry]) -> tuple[s
     """The table and the sentences under it."""
     from mrem_deploy.benchmarks.output import table
 
+    fidelity = any(entry.score.flips is not None for entry in entries)  # older files have none
     head = [
         f"{conditions.model}, {conditions.task}",
         f"{conditions.metric}, %",
         "change",
+        *(("flips, %", "KL") if fidelity else ()),
         "size, MiB",
         "latency, ms",
         "times faster",
@@ -107,6 +115,7 @@ def table_and_notes(conditions: Conditions, entries: Sequence[Entry]) -> tuple[s
             entry.name,
             f"{entry.score.value:.2f}",
             _change(entry.score) if entry.name != BASE else "",
+            *(_fidelity(entry) if fidelity else ()),
             f"{entry.file_mib:.1f}",
             f"{entry.speed.p50_ms:.1f}",
             f"{entry.speed.ratio:.2f}",
@@ -116,10 +125,20 @@ def table_and_notes(conditions: Conditions, entries: Sequence[Entry]) -> tuple[s
     threads = f"{conditions.threads} thread{'s' if conditions.threads > 1 else ''}"
     summary = (
         f"{conditions.metric} on {conditions.examples:,} examples of {conditions.split}; ± is one standard "
-        f"error of the change from {BASE}. Latency: median of {conditions.rounds} interleaved rounds, "
+        f"error of the change from {BASE}.{FIDELITY_NOTE if fidelity else ''} Latency: median of "
+        f"{conditions.rounds} interleaved rounds, "
         f"{conditions.shape.replace('x', ' × ')} tokens, {threads}, {conditions.cpu}."
     )
     return table(head, rows), summary
+
+
+def _fidelity(entry: Entry) -> tuple[str, str]:
+    score = entry.score
+    if entry.name == BASE or score.flips is None or score.kl is None:
+        return "", ""
+    flips_error = "" if score.flips_error is None else f" ± {score.flips_error:.2f}"
+    kl_error = "" if score.kl_error is None else f" ± {score.kl_error:.4f}"
+    return f"{score.flips:.2f}{flips_error}", f"{score.kl:.4f}{kl_error}"
 
 
 def _change(score: Score) -> str:

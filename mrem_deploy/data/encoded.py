@@ -48,6 +48,10 @@ class Encoded:
         padded["attention_mask"] = torch.from_numpy(mask.astype(np.int64))
         return padded
 
+    def places(self, texts: np.ndarray) -> np.ndarray:
+        """Where the examples of these texts are."""
+        return texts
+
     def take(self, indices: np.ndarray) -> Encoded:
         """Only these examples, in this order."""
         return Encoded(

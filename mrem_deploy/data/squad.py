@@ -35,6 +35,19 @@ class Windows(Encoded):
     offsets: list[np.ndarray]  # (T, 2) characters of the context under each token; (−1, −1) elsewhere
     null: np.ndarray  # (W,) the token that stands for "no answer here": CLS
 
+    def places(self, texts: np.ndarray) -> np.ndarray:
+        """Where the windows of these questions are."""
+        return np.flatnonzero(np.isin(self.question, texts))
+
+    def take(self, indices: np.ndarray) -> Windows:
+        """Only these windows, in this order; their questions keep their order and are counted anew."""
+        some = super().take(indices)
+        question = np.unique(self.question[indices], return_inverse=True)[1]
+        offsets = [self.offsets[i] for i in indices]
+        return Windows(
+            some.columns, some.lengths, some.pad, some.labels, question, offsets, self.null[indices]
+        )
+
     def targets(self, questions: Questions) -> np.ndarray:
         """Tokens where the first answer starts and ends, (W, 2); CLS twice if the window lacks part of it."""
         assert questions.answers is not None, "read with needs_labels"

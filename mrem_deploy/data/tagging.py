@@ -78,6 +78,11 @@ class TaggedTokens(Encoded):
 
     heads: list[np.ndarray]
 
+    def take(self, indices: np.ndarray) -> TaggedTokens:
+        some = super().take(indices)
+        heads = [self.heads[i] for i in indices]
+        return TaggedTokens(some.columns, some.lengths, some.pad, some.labels, heads)
+
     def targets(self, tags: list[np.ndarray], order: np.ndarray) -> np.ndarray:
         """The model's index of the tag on every word's first token, (N, T); IGNORED everywhere else."""
         targets = np.full((len(self), int(self.lengths.max())), IGNORED, dtype=np.int64)

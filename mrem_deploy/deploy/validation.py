@@ -7,157 +7,34 @@ such flips grow with depth. So the error is measured per layer, and the predicti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from mrem_deploy.base import machine
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.units import MIB
 from mrem_deploy.data.encoded import Encoded, sorted_batches
-from mrem_deploy.deploy.census import Census, census
+from mrem_deploy.deploy.census import census
+from mrem_deploy.deploy.findings import Findings, OnnxFile, Steadiness, Validation, notes_on, verdict_on
 from mrem_deploy.deploy.runtime import feed, onnx_predictor, open_session, require, with_outputs
-from mrem_deploy.evaluate.accuracy import FULL_PRECISION, MODELS, ONNX, QUANTIZED, Accuracy
+from mrem_deploy.evaluate.accuracy import FULL_PRECISION, ONNX, QUANTIZED, Accuracy
 from mrem_deploy.evaluate.agreement import AGREEMENTS
 from mrem_deploy.evaluate.evaluation import BATCH_SIZE, Evaluation
 from mrem_deploy.evaluate.layer_error import RelativeErrors, layers_of
-from mrem_deploy.evaluate.predict import Predictor, predict
+from mrem_deploy.evaluate.predict import Predictor, predict, torch_predictor
 from mrem_deploy.models.loading import longest_input
 from mrem_deploy.models.parts import carve
 from mrem_deploy.recipe import Recipe
 
-FORMAT = 1
-TITLES = {FULL_PRECISION: "full precision", QUANTIZED: "torch quantized", ONNX: "ONNX"}
 RESULT = "validation.json"
 MAX_DROP = 1.0  # points, unless the user gives another limit
 ERROR_BATCHES = 4  # batches over which the error per layer is measured, from the longest to the shortest
-# Expected agreement of ONNX with torch, by bits of the activations: a coarser scale makes each flip larger.
-EXPECTED_AGREEMENT = {4: 97.0}
-EXPECTED_AGREEMENT_ELSE = 99.0
+ERROR_EXAMPLES = 64  # in these batches together: torch computes every layer of them
 STEADY_EXAMPLES = 64  # predicted once more alone, and once more with padding
 PADDING = 16  # tokens
-ROUNDING = 1e-9  # points: 88.5 − 87.5 must not exceed 1.0 by the last bit
-
-
-@dataclass(frozen=True)
-class OnnxFile:
-    """What an ONNX file says about itself."""
-
-    file: str
-    profile: str | None
-    recipe_digest: str | None
-    opset: int | None
-    size_mb: float  # with separate files of weights
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Steadiness:
-    """Percent of some examples that get the same prediction as in a batch: alone, and with more padding.
-
-    A user's batches are not ours: a prediction that depends on its neighbours would be a defect.
-    """
-
-    examples: int
-    alone: float
-    padded: float
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What running the ONNX model showed."""
-
-    file: OnnxFile
-    agreement: dict[str, dict[str, dict[str, float]]]  # other model -> split -> measure -> percent
-    steadiness: Steadiness
-    layer_errors: dict[str, float]  # ONNX against torch, relative
-    census: Census
-    onnxruntime: str  # its version
-    threads: int  # 0: onnxruntime chose
-
-    def to_dict(self) -> dict[str, Any]:
-        """The key "onnx" of validation.json."""
-        return {
-            **self.file.to_dict(),
-            "agreement": self.agreement,
-            "steady": asdict(self.steadiness),
-            "layer_errors": self.layer_errors,
-            "nodes": self.census.to_dict(),
-            "onnxruntime": self.onnxruntime,
-            "threads": self.threads or "chosen by onnxruntime",
-        }
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether the metric of the ONNX model stays within `max_drop` points of full precision."""
-
-    passed: bool
-    drop: float  # points lost, of the split that lost most
-    split: str
-    max_drop: float
-
-    @property
-    def sentence(self) -> str:
-        fell = f"{self.drop:.2f} points below" if self.drop > 0 else f"{-self.drop:.2f} points above"
-        limit = f"{self.max_drop:g} {'is' if self.max_drop == 1 else 'are'} allowed"
-        return f"{'passed' if self.passed else 'FAILED'}: {fell} full precision on {self.split}; {limit}"
-
-
-@dataclass(frozen=True)
-class Validation:
-    """A validated ONNX model: the content of validation.json."""
-
-    findings: Findings
-    accuracy: Accuracy
-    verdict: Verdict
-    notes: tuple[str, ...]  # what a careful reader should know besides the verdict
-    model: str | None
-    bits: str
-    task: str
-    full_precision_from: str  # "measured" or "metrics.json"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "passed": self.verdict.passed,
-            "verdict": self.verdict.sentence,
-            "remarks": list(self.notes),
-            "max_drop": self.verdict.max_drop,
-            "drop": self.verdict.drop,
-            "model": self.model,
-            "bits": self.bits,
-            "task": self.task,
-            "full_precision_from": self.full_precision_from,
-            "accuracy": self.accuracy.to_dict(),
-            "onnx": self.findings.to_dict(),
-            "environment": machine.describe_machine(),
-        }
-
-    def headline(self) -> dict[str, Any]:
-        """The few numbers that metrics.json and the report quote: the key "onnx" of metrics.json."""
-        found = self.findings
-        return {
-            "profile": found.file.profile,
-            "file": found.file.file,
-            "opset": found.file.opset,
-            "size_mb": found.file.size_mb,
-            "onnxruntime": found.onnxruntime,
-            "metric": self.accuracy.onnx,
-            "drop": self.verdict.drop,
-            "agreement": _first(found.agreement[QUANTIZED]),
-            "agreement_full_precision": _first(found.agreement[FULL_PRECISION]),
-            "integer_products": found.census.integer_count,
-            "float_products": found.census.floating_count,
-            "providers": list(found.census.providers),
-        }
 
 
 def validated(
@@ -188,18 +65,31 @@ def examine(
     quantized: PreTrainedModel,
     threads: int = 0,
     providers: Sequence[str] | None = None,
+    torch_examples: int | None = None,
 ) -> Findings:
-    """Predict the evaluation split with the ONNX model, and compare it with the other models."""
+    """Predict the evaluation split with the ONNX model, and compare it with the other models.
+
+    `torch_examples`: how many examples of every split to predict in torch for this; None: torch has predicted
+    all of them before.
+    """
     predictor = onnx_predictor(open_session(model, threads, providers))
     evaluation.add(ONNX, predictor)
     check_finite(model, evaluation)
     first = next(iter(evaluation.splits.values()))
     batches = _spread(sorted_batches(first.encoded.lengths, BATCH_SIZE))
-    others = [name for name in (QUANTIZED, FULL_PRECISION) if name in first.predictions]
+    compared = {QUANTIZED: evaluation}
+    if torch_examples is not None:
+        compared[QUANTIZED] = some = evaluation.sampled(torch_examples)
+        some.add(QUANTIZED, torch_predictor(quantized))
+        evaluation.adopt(QUANTIZED, some)
+    if FULL_PRECISION in first.predictions:
+        compared[FULL_PRECISION] = evaluation
     counted = census(model, first.encoded.batch(batches[-1]), threads, providers)
     return Findings(
         file=describe_file(model),
-        agreement={name: evaluation.agreement(ONNX, name) for name in others},
+        agreement={name: where.agreement(ONNX, name) for name, where in compared.items()},
+        fidelity={name: where.fidelity(name, ONNX) for name, where in compared.items()},
+        torch_examples={name: len(split.texts) for name, split in compared[QUANTIZED].splits.items()},
         steadiness=measure_steadiness(evaluation, predictor, longest_input(quantized)),
         layer_errors=onnx_layer_errors(model, quantized, first.encoded, batches, threads, providers),
         census=counted,
@@ -275,9 +165,9 @@ def _version() -> str:
 
 
 def _spread(batches: list[np.ndarray]) -> list[np.ndarray]:
-    """A few batches, evenly over all of them."""
+    """A few batches, evenly over all of them, and a share of the examples of each."""
     chosen = np.linspace(0, len(batches) - 1, min(ERROR_BATCHES, len(batches))).round().astype(int)
-    return [batches[i] for i in chosen]
+    return [batches[i][: ERROR_EXAMPLES // len(chosen)] for i in chosen]
 
 
 @torch.no_grad()
@@ -320,59 +210,3 @@ def onnx_layer_errors(
             if layer in layers:
                 errors.add(layer, layers[layer], reference.cpu())
     return errors.result()
-
-
-def verdict_on(accuracy: Accuracy, max_drop: float) -> Verdict:
-    """The split that lost most decides."""
-    metric = accuracy.metric
-    drops = {
-        name: split.scores[FULL_PRECISION][metric] - split.scores[ONNX][metric]
-        for name, split in accuracy.splits.items()
-    }
-    worst = max(drops, key=lambda name: drops[name])
-    return Verdict(drops[worst] <= max_drop + ROUNDING, drops[worst], worst, max_drop)
-
-
-def notes_on(findings: Findings, activation_bits: int) -> list[str]:
-    """What a careful reader should know besides the verdict."""
-    notes = []
-    expected = EXPECTED_AGREEMENT.get(activation_bits, EXPECTED_AGREEMENT_ELSE)
-    for split, measures in findings.agreement.get(QUANTIZED, {}).items():
-        share = next(iter(measures.values()))
-        if share < expected:
-            notes.append(
-                f"ONNX and torch agree for {share:.2f}% of {split}; {expected:g}% or more are usual at "
-                f"{activation_bits}-bit activations"
-            )
-    steady = findings.steadiness
-    for share, how in ((steady.alone, "alone"), (steady.padded, "with more padding")):
-        if share < expected:
-            notes.append(
-                f"{share:.2f}% of {steady.examples} examples get the same prediction {how} as in a batch"
-            )
-    if not findings.census.integer:
-        notes.append("no matmul runs on integers: this file is small, but not faster")
-    return notes
-
-
-def _first(by_split: Mapping[str, Mapping[str, float]]) -> float:
-    return next(iter(next(iter(by_split.values())).values()))
-
-
-def table_rows(validation: Validation) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Head and rows for people: models down, splits and agreements across."""
-    accuracy, agreement = validation.accuracy, validation.findings.agreement
-    compared = [name for name in (QUANTIZED, FULL_PRECISION) if name in agreement]
-    measure = next(iter(next(iter(agreement[QUANTIZED].values()))))
-    head = ["model"]
-    rows = [[TITLES[name]] for name in MODELS]
-    for split, scores in accuracy.splits.items():
-        head.append(f"{accuracy.metric} {split}")
-        for row, name in zip(rows, MODELS, strict=True):
-            value = scores.score(name, accuracy.metric)
-            row.append("—" if value is None else f"{value:.2f}")
-        for other in compared:
-            head.append(f"{measure} with {TITLES[other]}, %")
-            for row, name in zip(rows, MODELS, strict=True):
-                row.append(f"{agreement[other][split][measure]:.2f}" if name == ONNX else "")
-    return tuple(head), [tuple(row) for row in rows]

@@ -9,8 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-FULL_PRECISION, QUANTIZED, ONNX = "full_precision", "quantized", "onnx"
-MODELS = (FULL_PRECISION, QUANTIZED, ONNX)  # in the order of every table
+from mrem_deploy.evaluate.fidelity import Fidelity
+
+# "quantized" is what a result is judged by; `scored_by` says in which runtime it was run. "torch" and "onnx"
+# are the same model there, where both were run on the entire split.
+FULL_PRECISION, QUANTIZED, TORCH, ONNX = "full_precision", "quantized", "torch", "onnx"
+MODELS = (FULL_PRECISION, QUANTIZED, TORCH, ONNX)  # in the order of every table
+BY_TORCH, BY_ONNXRUNTIME = "torch", "onnxruntime"
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,7 @@ class SplitScores:
     gained: int | None = None  # examples that only the quantized model gets right
     paired: str = "accuracy"  # the metric that `lost` and `gained` count
     change: dict[str, dict[str, float]] = field(default_factory=dict)  # metric -> change with its error
+    fidelity: dict[str, Fidelity] = field(default_factory=dict)  # model -> against full precision
 
     def score(self, model: str, metric: str) -> float | None:
         return self.scores.get(model, {}).get(metric)
@@ -37,7 +43,9 @@ class SplitScores:
         if self.lost is not None and self.gained is not None:
             result |= {"lost": self.lost, "gained": self.gained}
             result |= {"paired": self.paired} if self.paired != "accuracy" else {}
-        return result | ({"change": self.change} if self.change else {})
+        result |= {"change": self.change} if self.change else {}
+        fidelity = {model: own.to_dict() for model, own in self.fidelity.items()}
+        return result | ({"fidelity": fidelity} if fidelity else {})
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> SplitScores:
@@ -50,6 +58,7 @@ class SplitScores:
             gained=content.get("gained"),
             paired=content.get("paired", "accuracy"),
             change=content.get("change") or {},
+            fidelity={m: Fidelity.from_dict(own) for m, own in (content.get("fidelity") or {}).items()},
         )
 
 
@@ -60,6 +69,7 @@ class Accuracy:
     metric: str
     splits: dict[str, SplitScores] = field(default_factory=dict)
     quoted: dict[str, float] = field(default_factory=dict)  # model -> the headline
+    scored_by: str | None = None  # BY_TORCH or BY_ONNXRUNTIME; older files do not say (it was torch)
 
     @property
     def full_precision(self) -> float | None:
@@ -79,9 +89,16 @@ class Accuracy:
         full, quantized = self.full_precision, self.quantized
         return None if full is None or quantized is None else quantized - full
 
+    @property
+    def fidelity(self) -> Fidelity:
+        """Of the quantized model on the first split; empty where full precision was not run."""
+        first = next(iter(self.splits.values()), None)
+        return first.fidelity.get(QUANTIZED, Fidelity()) if first else Fidelity()
+
     def to_dict(self) -> dict[str, Any]:
         splits = {name: split.to_dict() for name, split in self.splits.items()}
-        return {"metric": self.metric, **self.quoted, "splits": splits}
+        headline = {"metric": self.metric, **self.quoted, **self.fidelity.to_dict()}
+        return headline | ({"scored_by": self.scored_by} if self.scored_by else {}) | {"splits": splits}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Accuracy:
@@ -89,4 +106,5 @@ class Accuracy:
             metric=str(content.get("metric", "")),
             splits={name: SplitScores.from_dict(s) for name, s in (content.get("splits") or {}).items()},
             quoted={model: content[model] for model in MODELS if content.get(model) is not None},
+            scored_by=content.get("scored_by"),
         )

@@ -43,30 +43,47 @@ def embedding_agreement(
 
 def class_agreement(reference: Outputs, quantized: Outputs) -> dict[str, float]:
     """The share of texts that both models give the same class; one (C,) array of logits per text."""
-    same = [int(a.argmax()) == int(b.argmax()) for a, b in _twins(reference, quantized)]
-    return {"agreement": 100.0 * float(np.mean(same))}
+    return share(same_classes(reference, quantized))
 
 
 def score_agreement(reference: Outputs, quantized: Outputs) -> dict[str, float]:
     """The correlations between the scores of two regressions, one score per text."""
-    pairs = _twins(reference, quantized)
+    pairs = twins(reference, quantized)
     one, two = (np.concatenate([np.ravel(pair[i]) for pair in pairs]).astype(np.float64) for i in (0, 1))
     return {"spearman": 100.0 * spearman(one, two), "pearson": 100.0 * pearson(one, two)}
 
 
 def token_agreement(reference: Outputs, quantized: Outputs) -> dict[str, float]:
     """The share of all tokens that both models give the same class; one (T, C) array of logits per text."""
-    same = np.concatenate([a.argmax(axis=1) == b.argmax(axis=1) for a, b in _twins(reference, quantized)])
-    return {"agreement": 100.0 * float(same.mean())}
+    return share(same_tags(reference, quantized))
 
 
 def span_agreement(reference: Outputs, quantized: Outputs) -> dict[str, float]:
     """The share of texts whose most likely start and end are both the same; start and end logits (T, 2)."""
-    same = [bool((a.argmax(axis=0) == b.argmax(axis=0)).all()) for a, b in _twins(reference, quantized)]
-    return {"agreement": 100.0 * float(np.mean(same))}
+    return share(same_spans(reference, quantized))
 
 
-def _twins(reference: Outputs, quantized: Outputs) -> list[tuple[np.ndarray, np.ndarray]]:
+def share(same: Sequence[np.ndarray]) -> dict[str, float]:
+    """Of all predictions of all texts."""
+    return {"agreement": 100.0 * float(np.concatenate([np.ravel(own) for own in same]).mean())}
+
+
+# Text by text: which of its predictions are the same.
+
+
+def same_classes(reference: Outputs, quantized: Outputs) -> list[np.ndarray]:
+    return [a.argmax() == b.argmax() for a, b in twins(reference, quantized)]
+
+
+def same_tags(reference: Outputs, quantized: Outputs) -> list[np.ndarray]:
+    return [a.argmax(axis=1) == b.argmax(axis=1) for a, b in twins(reference, quantized)]
+
+
+def same_spans(reference: Outputs, quantized: Outputs) -> list[np.ndarray]:
+    return [(a.argmax(axis=0) == b.argmax(axis=0)).all() for a, b in twins(reference, quantized)]
+
+
+def twins(reference: Outputs, quantized: Outputs) -> list[tuple[np.ndarray, np.ndarray]]:
     """Outputs of both models, text by text; refuses outputs that do not belong together."""
     shapes, others = [a.shape for a in reference], [b.shape for b in quantized]
     if shapes != others or not shapes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from dataclasses import dataclass, field, replace
 
@@ -12,23 +13,45 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from mrem_deploy.data.encoded import Encoded
 from mrem_deploy.data.task_data import TaskData, Texts, sample
 from mrem_deploy.data.texts import encode
-from mrem_deploy.evaluate.accuracy import FULL_PRECISION, MODELS, QUANTIZED, Accuracy, SplitScores
+from mrem_deploy.evaluate.accuracy import (
+    BY_ONNXRUNTIME,
+    BY_TORCH,
+    FULL_PRECISION,
+    MODELS,
+    ONNX,
+    QUANTIZED,
+    TORCH,
+    Accuracy,
+    SplitScores,
+)
+from mrem_deploy.evaluate.fidelity import Fidelity
 from mrem_deploy.evaluate.predict import Predictor, pooling_of, predict, remember, torch_predictor
 from mrem_deploy.evaluate.scorers import Scorer, scorer_for
 from mrem_deploy.recipe import Recipe
 
 ONE_ROW_EACH = ("classification", "regression", "embedding")  # kinds whose predictions stack to (N, …)
 BATCH_SIZE = 32
+KEPT_FORMAT = "logits 2"  # of full precision's predictions on disk; another name, and they are computed again
 
 
 @dataclass
 class Split:
-    """One evaluation split, and the predictions of each model, by the names in MODELS."""
+    """One evaluation split, and the predictions of full precision, of the quantized model in torch
+    (QUANTIZED) and in onnxruntime (ONNX)."""
 
     texts: Texts
     encoded: Encoded
     scorer: Scorer
     predictions: dict[str, list[np.ndarray]] = field(default_factory=dict)
+
+    def models(self, scored_by: str) -> dict[str, list[np.ndarray]]:
+        """The same by the names in MODELS: QUANTIZED is then the model in the runtime that decides."""
+        named = dict(self.predictions)
+        if scored_by == BY_ONNXRUNTIME:
+            if QUANTIZED in named:
+                named[TORCH] = named[QUANTIZED]
+            named[QUANTIZED] = named[ONNX]
+        return {model: named[model] for model in MODELS if model in named}
 
 
 class Evaluation:
@@ -43,7 +66,9 @@ class Evaluation:
         batch_size: int = BATCH_SIZE,
     ) -> None:
         self.task = task_data.task
+        self.scored_by = BY_TORCH  # where the quantized model's scores come from
         self.pooling = pooling_of(recipe.model or "") if self.task.kind == "embedding" else None
+        self._recipe, self._config = recipe, config
         self._batch_size = batch_size
         self._accuracy: Accuracy | None = None  # of the predictions so far
         self.splits: dict[str, Split] = {}
@@ -54,9 +79,53 @@ class Evaluation:
 
     def add(self, model: str, predictor: Predictor) -> None:
         """Predict every example of every split; replaces earlier predictions of the same name."""
+        self.forget(model)
+        self.complete(model, predictor)
+
+    def complete(self, model: str, predictor: Predictor) -> None:
+        """Predict the splits for which the model has no predictions yet."""
         self._accuracy = None
         for name, split in self.splits.items():
-            split.predictions[model] = self._predict(model, name, predictor)
+            if model not in split.predictions:
+                split.predictions[model] = self._predict(model, name, predictor)
+
+    def forget(self, model: str) -> None:
+        """Drop the predictions of a model: those of a state that QAT tried are not those of its result."""
+        self._accuracy = None
+        for split in self.splits.values():
+            split.predictions.pop(model, None)
+
+    def score_by_onnxruntime(self) -> None:
+        """From now on the quantized model's scores are those of the ONNX model, which was added before."""
+        self._accuracy = None
+        self.scored_by = BY_ONNXRUNTIME
+
+    def sampled(self, size: int) -> Evaluation:
+        """The same with at most `size` texts of every split, drawn by the recipe's seed, and with the
+        predictions that were made for them."""
+        other = copy.copy(self)
+        other._accuracy = None
+        other.splits = {name: self._sampled(split, size) for name, split in self.splits.items()}
+        return other
+
+    def adopt(self, model: str, other: Evaluation) -> None:
+        """Take over the predictions of a sample, for splits of which it has every text."""
+        self._accuracy = None
+        for name, split in self.splits.items():
+            sampled = other.splits[name]
+            if len(sampled.texts) == len(split.texts):
+                split.predictions[model] = sampled.predictions[model]
+
+    def _sampled(self, split: Split, size: int) -> Split:
+        count = len(split.texts)
+        if size >= count:
+            return replace(split, predictions=dict(split.predictions))
+        draw = np.random.default_rng(self._recipe.seed)
+        chosen = np.sort(draw.choice(count, size=size, replace=False))
+        places = split.encoded.places(chosen)
+        texts, encoded = split.texts.take(chosen), split.encoded.take(places)
+        predictions = {model: [rows[i] for i in places] for model, rows in split.predictions.items()}
+        return Split(texts, encoded, scorer_for(self.task, texts, encoded, self._config), predictions)
 
     def add_full_precision(self, teacher: PreTrainedModel, weights: str | None = None) -> None:
         """The same for the full-precision model. Its predictions are kept on disk for the next run.
@@ -71,6 +140,7 @@ class Evaluation:
                 return self._predict(FULL_PRECISION, name, torch_predictor(teacher))
 
             decides = (
+                KEPT_FORMAT,
                 weights,
                 teacher.config.to_json_string(),  # an activation function is not among the weights
                 split.encoded.digest(),
@@ -94,7 +164,7 @@ class Evaluation:
             splits = {name: self._scores(split) for name, split in self.splits.items()}
             first = next(iter(splits.values()))
             quoted = {model: scores[self.task.metric] for model, scores in first.scores.items()}
-            self._accuracy = Accuracy(self.task.metric, splits, quoted)
+            self._accuracy = Accuracy(self.task.metric, splits, quoted, self.scored_by)
         return self._accuracy
 
     def agreement(self, one: str, other: str) -> dict[str, dict[str, float]]:
@@ -104,17 +174,24 @@ class Evaluation:
             for name, split in self.splits.items()
         }
 
+    def fidelity(self, reference: str, model: str) -> dict[str, Fidelity]:
+        """By split, how far the predictions of a model are from those of another."""
+        return {
+            name: split.scorer.fidelity(split.predictions[reference], split.predictions[model])
+            for name, split in self.splits.items()
+        }
+
     def _scores(self, split: Split) -> SplitScores:
         """The metrics of one split, and how sure the change by quantization is.
 
         Without labels the metrics are the agreement with full precision, which agrees with itself.
         """
-        rows = {model: split.predictions[model] for model in MODELS if model in split.predictions}
-        scorer = split.scorer
+        rows, scorer = split.models(self.scored_by), split.scorer
         result = SplitScores(
             examples=len(split.texts),
             digest=split.encoded.digest()[:16],
             windows=len(split.encoded) if len(split.encoded) != len(split.texts) else None,
+            fidelity=_fidelities(scorer, rows),
         )
         if self.task.label_free:
             agreed = {model: scorer.agreement(rows[FULL_PRECISION], own) for model, own in rows.items()}
@@ -129,6 +206,15 @@ class Evaluation:
             lost, gained = int((was & ~now).sum()), int((~was & now).sum())
             result = replace(result, lost=lost, gained=gained, paired=scorer.paired)
         return replace(result, change=scorer.change(full, quantized))
+
+
+def _fidelities(scorer: Scorer, rows: dict[str, list[np.ndarray]]) -> dict[str, Fidelity]:
+    """Of every other model against full precision."""
+    if FULL_PRECISION not in rows:
+        return {}
+    others = [model for model in rows if model != FULL_PRECISION]
+    found = {model: scorer.fidelity(rows[FULL_PRECISION], rows[model]) for model in others}
+    return {model: own for model, own in found.items() if own}
 
 
 def evaluate(

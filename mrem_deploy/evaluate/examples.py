@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 from mrem_deploy.base.files import atomic_file
 from mrem_deploy.data.labels import label_order
 from mrem_deploy.data.tasks import Task
-from mrem_deploy.evaluate.accuracy import MODELS
+from mrem_deploy.evaluate.accuracy import BY_TORCH
 from mrem_deploy.evaluate.evaluation import Evaluation, Split
 from mrem_deploy.evaluate.scorers import QuestionScorer
 
@@ -42,7 +42,8 @@ class Examples:
 def write_examples(folder: Path, evaluation: Evaluation, config: PretrainedConfig) -> None:
     """Write examples.safetensors; nothing for tasks whose predictions are not one number per example."""
     splits = {
-        name: split_examples(evaluation.task, split, config) for name, split in evaluation.splits.items()
+        name: split_examples(evaluation.task, split, config, evaluation.scored_by)
+        for name, split in evaluation.splits.items()
     }
     found = {name: examples for name, examples in splits.items() if examples is not None}
     if not found:
@@ -58,9 +59,11 @@ def write_examples(folder: Path, evaluation: Evaluation, config: PretrainedConfi
         save_file(tensors, temporary, metadata={"metrics": json.dumps(metrics)})
 
 
-def split_examples(task: Task, split: Split, config: PretrainedConfig) -> Examples | None:
+def split_examples(
+    task: Task, split: Split, config: PretrainedConfig, scored_by: str = BY_TORCH
+) -> Examples | None:
     """None for tasks whose predictions are not one number per example."""
-    rows = {model: split.predictions[model] for model in MODELS if model in split.predictions}
+    rows = split.models(scored_by)
     labels = split.texts.labels
     if task.kind == "classification" and labels is not None:
         order = label_order(split.texts.label_names, config, task)

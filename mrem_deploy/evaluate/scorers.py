@@ -20,7 +20,8 @@ from mrem_deploy.data.tasks import Task
 from mrem_deploy.data.texts import Texts
 from mrem_deploy.evaluate import metrics, squad, tags
 from mrem_deploy.evaluate.accuracy import MODELS
-from mrem_deploy.evaluate.agreement import AGREEMENTS, Outputs
+from mrem_deploy.evaluate.agreement import AGREEMENTS, Outputs, share
+from mrem_deploy.evaluate.fidelity import FIDELITIES, Fidelity, fidelity_of, kl_divergence, span_divergence
 from mrem_deploy.evaluate.metrics import MEAN, METRICS
 from mrem_deploy.evaluate.uncertainty import paired_bootstrap
 
@@ -30,6 +31,7 @@ Changes = dict[str, dict[str, float]]
 class Scorer(Protocol):
     """`paired` names the metric that is the mean of `right`, to count what quantization changed.
 
+    `fidelity` compares the second model with the first, the reference.
     `change` gives, by metric, now − was with its standard error and interval, from resampled examples. It
     leaves out metrics that cannot be resampled.
     """
@@ -41,6 +43,8 @@ class Scorer(Protocol):
     def right(self, rows: Outputs) -> np.ndarray | None: ...
 
     def agreement(self, one: Outputs, other: Outputs) -> dict[str, float]: ...
+
+    def fidelity(self, reference: Outputs, model: Outputs) -> Fidelity: ...
 
     def change(self, was: Outputs, now: Outputs) -> Changes: ...
 
@@ -61,7 +65,7 @@ class Comparison:
     paired = ""
 
     def __init__(self, task: Task) -> None:
-        self._measure = AGREEMENTS[task.kind]
+        self._kind = task.kind
 
     def score(self, rows: Outputs) -> dict[str, float]:
         raise AssertionError("a task without labels is measured by agreement")
@@ -70,7 +74,10 @@ class Comparison:
         return None
 
     def agreement(self, one: Outputs, other: Outputs) -> dict[str, float]:
-        return self._measure(one, other)
+        return AGREEMENTS[self._kind](one, other)
+
+    def fidelity(self, reference: Outputs, model: Outputs) -> Fidelity:
+        return FIDELITIES[self._kind](reference, model)
 
     def change(self, was: Outputs, now: Outputs) -> Changes:
         return {}
@@ -95,6 +102,9 @@ class LabelScorer:
 
     def agreement(self, one: Outputs, other: Outputs) -> dict[str, float]:
         return AGREEMENTS[self._task.kind](one, other)
+
+    def fidelity(self, reference: Outputs, model: Outputs) -> Fidelity:
+        return FIDELITIES[self._task.kind](reference, model)
 
     def change(self, was: Outputs, now: Outputs) -> Changes:
         if len(self._labels) < 2:
@@ -152,8 +162,17 @@ class QuestionScorer:
 
     def agreement(self, one: Outputs, other: Outputs) -> dict[str, float]:
         """The share of questions that both models answer with the same text, or both with none."""
+        return share(self._same(one, other))
+
+    def fidelity(self, reference: Outputs, model: Outputs) -> Fidelity:
+        """The divergence of a question is the mean over its windows; a flip is an answer of another text."""
+        question = self._windows.question
+        sums = np.bincount(question, span_divergence(reference, model), len(self._truths))
+        return fidelity_of(sums / np.bincount(question, minlength=len(sums)), self._same(reference, model))
+
+    def _same(self, one: Outputs, other: Outputs) -> list[np.ndarray]:
         said = [self._said(rows) for rows in (one, other)]
-        return {"agreement": 100.0 * float(np.mean([a == b for a, b in zip(*said, strict=True)]))}
+        return [np.array(a == b) for a, b in zip(*said, strict=True)]
 
     def _said(self, rows: Outputs) -> list[str]:
         answers = self.answers(rows)
@@ -191,12 +210,19 @@ class TagScorer:
 
     def agreement(self, one: Outputs, other: Outputs) -> dict[str, float]:
         """The share of words that both models give the same tag."""
-        same = [
-            a == b
-            for pair in zip(self._tags(one), self._tags(other), strict=True)
-            for a, b in zip(*pair, strict=True)
+        return share(self._same(one, other))
+
+    def fidelity(self, reference: Outputs, model: Outputs) -> Fidelity:
+        """The predictions are those on the first tokens of words; words that were cut off never change."""
+        heads = [own[own >= 0] for own in self._tokens.heads]
+        divergence = [
+            kl_divergence(a[own], b[own]) for a, b, own in zip(reference, model, heads, strict=True)
         ]
-        return {"agreement": 100.0 * float(np.mean(same))}
+        return fidelity_of(divergence, self._same(reference, model))
+
+    def _same(self, one: Outputs, other: Outputs) -> list[np.ndarray]:
+        pairs = zip(self._tags(one), self._tags(other), strict=True)
+        return [np.array([a == b for a, b in zip(*pair, strict=True)]) for pair in pairs]
 
     def change(self, was: Outputs, now: Outputs) -> Changes:
         return {}  # entities are counted over all sentences at once; there is no fast resampling of that

@@ -12,7 +12,7 @@ import yaml
 
 from mrem_deploy.base.format import is_number, mib
 from mrem_deploy.base.tables import Table, md, md_table
-from mrem_deploy.evaluate.accuracy import QUANTIZED, Accuracy
+from mrem_deploy.evaluate.accuracy import BY_ONNXRUNTIME, QUANTIZED, Accuracy
 from mrem_deploy.evaluate.metrics import metric_of
 from mrem_deploy.report.summary import Summary, bits_words, data_words, hub_id, model_name
 from mrem_deploy.result import METRICS, PLOTS, RECIPE, REPORT_HTML, Metrics, Onnx
@@ -56,8 +56,7 @@ def model_card(
         "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
         'outputs = model(**tokenizer("A sentence to try it on.", return_tensors="pt"))\n'
         "```",
-        f"The weights are stored as packed integers ({md(bits_words(bits))}). `mrem_deploy.load` returns "
-        "exactly the model that is evaluated below.",
+        f"The weights are stored as packed integers ({md(bits_words(bits))}). {_what_is_scored(metrics)}",
         *_onnx_use(metrics.onnx),
         "## Results",
         md_table(summary.scores),
@@ -72,6 +71,15 @@ def model_card(
         "licence of the original model carry over.",
     ]
     return f"---\n{front}---\n\n" + "\n\n".join(part for part in body if part) + "\n"
+
+
+def _what_is_scored(metrics: Metrics) -> str:
+    if metrics.onnx is None or metrics.accuracy.scored_by != BY_ONNXRUNTIME:
+        return "`mrem_deploy.load` returns exactly the model that is evaluated below."
+    return (
+        f"The scores below are those of `{md(metrics.onnx.file)}` in onnxruntime; `mrem_deploy.load` returns "
+        "the same model in torch."
+    )
 
 
 def _onnx_use(onnx: Onnx | None) -> list[str]:

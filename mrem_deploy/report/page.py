@@ -109,13 +109,17 @@ def _onnx_tables(onnx: Onnx | None) -> list[Table]:
         rows.append(("Validated", "no"))
     else:
         rows += [
-            ("Agreement with the model in torch", _two_digits(check.agreement)),
+            ("Agreement with the model in torch", _two_digits(check.agreement) + _of(check.torch_examples)),
             ("Agreement with full precision", _two_digits(check.agreement_full_precision)),
             ("Matmuls", f"{check.integer_products:,} run on integers, {check.float_products:,} in float"),
             ("Execution provider", ", ".join(check.providers) or NONE),
             ("onnxruntime", words(check.onnxruntime)),
         ]
     return [Table("ONNX model", ("", ""), rows)]
+
+
+def _of(examples: int | None) -> str:
+    return "" if examples is None else f" of {count(examples)} examples"
 
 
 def _two_digits(share: float) -> str:

@@ -11,12 +11,22 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mrem_deploy.base.format import NONE, count, duration, is_number, memory, mib, score, signed
+from mrem_deploy.base.format import NONE, count, duration, is_number, memory, mib, score, signed, three_digits
 from mrem_deploy.base.tables import Table
-from mrem_deploy.evaluate.accuracy import FULL_PRECISION, ONNX, QUANTIZED, Accuracy, SplitScores
+from mrem_deploy.evaluate.accuracy import (
+    BY_ONNXRUNTIME,
+    FULL_PRECISION,
+    ONNX,
+    QUANTIZED,
+    TORCH,
+    Accuracy,
+    SplitScores,
+)
+from mrem_deploy.evaluate.fidelity import Fidelity
 from mrem_deploy.evaluate.metrics import metric_of
 from mrem_deploy.evaluate.uncertainty import accuracy_error, paired_accuracy_error
 from mrem_deploy.result import REPORT_HTML, Metrics, Onnx, Sizes
@@ -46,12 +56,13 @@ def summarise(metrics: Metrics) -> Summary:
     model, task, bits = model_name(metrics.model), words(metrics.task), metrics.bits or "?"
     metric = accuracy.metric or "score"
     name = metric_of(metric).title
-    full, quantized = accuracy.full_precision, accuracy.quantized
+    full, quantized, fidelity = accuracy.full_precision, accuracy.quantized, accuracy.fidelity
     error, examples = headline_error(accuracy)
     smaller, total = times_smaller(size), cost.total_seconds
 
     reference = f" against {percent(full, metric)} at full precision" if is_number(full) else ""
     facts = [f"{name.lower()} {percent(quantized, metric)}{reference}"] if is_number(quantized) else []
+    facts += [f"{fidelity.flips:.1f}% of predictions changed"] if is_number(fidelity.flips) else []
     facts += [smaller] if smaller != NONE else []
     facts += [f"made in {duration(total)}"] if is_number(total) else []
     sentence = f"{model} on {task}, quantized to {bits_words(bits)}"
@@ -81,6 +92,7 @@ def terminal_summary(metrics: Metrics, folder: Path) -> str:
         [
             f"{accuracy.metric}: {_two_digits(accuracy.full_precision)} full precision → "
             f"{_two_digits(accuracy.quantized)} at {metrics.bits}{change}",
+            *([f"against full precision: {accuracy.fidelity}"] if accuracy.fidelity else []),
             f"size: {size.full_precision_mb:.1f} → {size.quantized_mb:.1f} MiB",
             *([_onnx_line(metrics.onnx, accuracy.metric)] if metrics.onnx else []),
             f"time: {training} training, {total} in total; peak memory {memory(cost.peak_memory_mb)}",
@@ -94,8 +106,9 @@ def _onnx_line(onnx: Onnx, metric: str) -> str:
     if onnx.check is None:
         return f"{line}; not validated"
     check = onnx.check
+    where = f" on {count(check.torch_examples)} examples" if check.torch_examples else ""
     return (
-        f"{line}; {metric} {check.metric:.2f}, {check.agreement:.2f}% agreement with torch, "
+        f"{line}; {metric} {check.metric:.2f}, {check.agreement:.2f}% agreement with torch{where}, "
         f"{check.integer_products} of {check.products} matmuls on integers"
     )
 
@@ -137,9 +150,11 @@ def headline_error(accuracy: Accuracy) -> tuple[float | None, int | None]:
 
 def _score_table(accuracy: Accuracy) -> Table:
     rows, paired, bounds, resampled = [], False, False, False
-    has_onnx = any(ONNX in split.scores for split in accuracy.splits.values())
+    by_onnx = accuracy.scored_by == BY_ONNXRUNTIME
+    third = TORCH if by_onnx else ONNX  # the same model in the runtime that does not decide
+    both = any(third in split.scores for split in accuracy.splits.values())
     for name, split in accuracy.splits.items():
-        full, quantized, onnx = (split.scores.get(model, {}) for model in (FULL_PRECISION, QUANTIZED, ONNX))
+        full, quantized, other = (split.scores.get(model, {}) for model in (FULL_PRECISION, QUANTIZED, third))
         for metric in dict.fromkeys(m for m in (*full, *quantized) if metric_of(m).shown):
             counted = change_error(split) if metric == split.paired else None
             if counted is not None:
@@ -153,11 +168,15 @@ def _score_table(accuracy: Accuracy) -> Table:
                     metric_of(metric).title,
                     score(full.get(metric)),
                     score(quantized.get(metric)) + own,
-                    *([score(onnx.get(metric))] if has_onnx else []),
+                    *([score(other.get(metric))] if both else []),
                     _change(full.get(metric), quantized.get(metric), error),
                     count(split.examples),
                 )
             )
+        compared = [
+            split.fidelity.get(model, Fidelity()) for model in (QUANTIZED, *([third] if both else []))
+        ]
+        rows += [(name, *row, count(split.examples)) for row in _fidelity_rows(compared)]
     if not rows:
         rows = [("", "", score(accuracy.full_precision), score(accuracy.quantized), NONE, NONE)]
     note = "Scores are in percent, correlations times 100."
@@ -170,11 +189,42 @@ def _score_table(accuracy: Accuracy) -> Table:
         note += f" ± is one standard error from sampling the examples (binomial; {how})."
     if resampled:
         note += " For other metrics the ± of the change is the standard error of a paired bootstrap."
-    if has_onnx:
+    if any(split.fidelity for split in accuracy.splits.values()):
+        note += f" {_FIDELITY_NOTE}"
+    if by_onnx:
+        note += " Quantized is the exported model in onnxruntime."
+        note += " Torch is the same model in torch." if both else ""
+    elif both:
         note += " ONNX is the exported model in onnxruntime; the change is that of the model in torch."
-    column = ("ONNX",) if has_onnx else ()
+    column = ("Torch" if by_onnx else "ONNX",) if both else ()
     header = ("Split", "Metric", "Full precision", "Quantized", *column, "Change", "Examples")
     return Table("Results", header, rows, note, text_columns=2)
+
+
+_FIDELITY_NOTE = (
+    "Flips are predictions that differ from full precision's, in percent; KL is the mean divergence of the "
+    "predicted distributions from full precision's, in nats."
+)
+
+
+def _fidelity_rows(compared: Sequence[Fidelity]) -> list[tuple[str, ...]]:
+    """Flips and KL next to the scores: measure, full precision, the models, change."""
+    rows = []
+    for title, name in (("Flips", "flips"), ("KL", "kl"), ("Mean difference", "difference")):
+        values = [(getattr(own, name), getattr(own, f"{name}_error")) for own in compared]
+        if any(is_number(value) for value, _ in values):
+            shown = [_with_error(value, error) for value, error in values]
+            rows.append((title, "", *shown, ""))
+    return rows
+
+
+def _with_error(value: float | None, error: float | None) -> str:
+    """Three digits, and as many decimals for the error."""
+    text = three_digits(value) if is_number(value) else NONE
+    if not is_number(error) or text == NONE:
+        return text
+    decimals = len(text.partition(".")[2])
+    return f"{text} ± {three_digits(error) if 'e' in text else f'{error:.{decimals}f}'}"
 
 
 def _verdict(full: float | None, quantized: float | None, error: float | None, examples: int | None) -> str:

@@ -100,6 +100,33 @@ def difference(key: str, header: str) -> Column:
     return Column(header, show)
 
 
+def measured(key: str, header: str, digits: int) -> Column:
+    """value ± standard error of `key` and `key_error`, without a sign."""
+
+    def show(record: Record) -> str:
+        value, error = record.get(key), record.get(f"{key}_error")
+        if not is_number(value):
+            return NONE
+        return f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if is_number(error) else "")
+
+    return Column(header, show)
+
+
+def fidelity_fields(found: Measured | None) -> Record:
+    """Flips and KL against full precision."""
+    record: Record = {}
+    for name in ("flips", "kl"):
+        value, error = (found.fidelity(name) if found else None) or (None, None)
+        record |= {name: value, f"{name}_error": error if is_number(error) else None}
+    return record
+
+
+def fidelity_columns(records: Sequence[Record]) -> list[Column]:
+    """None for runs of an earlier version, which did not keep them."""
+    known = any(is_number(record.get("kl")) for record in records)
+    return [measured("flips", "Flips, %", 2), measured("kl", "KL, nats", 4)] if known else []
+
+
 def score_fields(key: str, ours: Spread | None, papers: Figure | None) -> Record:
     """Our score and the paper's, under `key` and `paper_key`."""
     return {

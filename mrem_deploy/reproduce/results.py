@@ -67,6 +67,20 @@ class Measured:
     def score(self, split: str | None = None, model: str = QUANTIZED, metric: str | None = None) -> Spread:
         return over_seeds(self.values(split, model, metric))
 
+    def fidelity(self, measure: str, split: str | None = None) -> tuple[float, float] | None:
+        """Mean over the runs of "kl" or "flips" against full precision, with its standard error: over the
+        seeds, or over the examples of a single run. None if a run has none."""
+        own = [
+            run.metrics.accuracy.splits[split or self.splits[0]].fidelity.get(QUANTIZED) for run in self.runs
+        ]
+        values = [getattr(each, measure) for each in own if each is not None]
+        if len(values) < len(self.runs) or None in values:
+            return None
+        if len(values) == 1:
+            error = getattr(own[0], f"{measure}_error")
+            return values[0], math.nan if error is None else error
+        return fmean(values), stdev(values) / math.sqrt(len(values))
+
     @property
     def minutes(self) -> float:
         return fmean(run.metrics.cost.train_seconds for run in self.runs) / 60

@@ -18,6 +18,8 @@ from mrem_deploy.reproduce.layout import (
     Score,
     Shown,
     difference,
+    fidelity_columns,
+    fidelity_fields,
     gap_fields,
     method,
     number,
@@ -49,6 +51,7 @@ def main(plan: ExperimentPlan, subject: Subject, results: Results) -> Shown:
     records += [_record(subject, bits, name, found, scores) for (bits, name), found in measured.items()]
     columns = [words("bits", "Bits"), method(), *COSTS, *score_columns(scores)]
     columns.append(difference("drop", f"{headline(scores, first).header} − full precision"))
+    columns += fidelity_columns(records)
     return Shown(
         columns,
         records,
@@ -81,7 +84,7 @@ def _record(subject: Subject, bits: str, name: str, found: Measured, scores: Seq
             found.score(score.split, metric=score.metric),
             papers.scores[score.papers] if papers else None,
         )
-    return record | gap_fields("drop", drop(found))
+    return record | gap_fields("drop", drop(found)) | fidelity_fields(found)
 
 
 def full_precision_record(subject: Subject, found: Measured, scores: Sequence[Score]) -> Record:
@@ -101,7 +104,7 @@ def full_precision_record(subject: Subject, found: Measured, scores: Sequence[Sc
     for score in scores:
         ours = found.score(score.split, FULL_PRECISION, score.metric)
         record |= score_fields(score.key, ours, papers.scores[score.papers])
-    return record | gap_fields("drop", None)
+    return record | gap_fields("drop", None) | fidelity_fields(None)
 
 
 @dataclass(frozen=True)

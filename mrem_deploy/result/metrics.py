@@ -113,6 +113,7 @@ class OnnxCheck:
     integer_products: int = 0  # matmuls that run on integers
     float_products: int = 0
     providers: tuple[str, ...] = ()
+    torch_examples: int | None = None  # on which the agreement with torch was measured; older files: all
 
     @property
     def products(self) -> int:
@@ -135,7 +136,8 @@ class Onnx:
             order = ("file", "profile", "recipe_digest", "opset", "size_mb")
             return {name: getattr(self, name) for name in order}
         own = {name: getattr(self, name) for name in ("profile", "file", "opset", "size_mb")}
-        return {**own, **vars(self.check), "providers": list(self.check.providers)}
+        check = {name: value for name, value in vars(self.check).items() if value is not None}
+        return {**own, **check, "providers": list(self.check.providers)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Onnx:

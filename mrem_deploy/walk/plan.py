@@ -20,6 +20,7 @@ from mrem_deploy.recipe import Recipe, module_count, parse_epochs, parse_modules
 from mrem_deploy.train.mrem_p.launch import devices, threads_each
 from mrem_deploy.train.streams import CacheSettings
 from mrem_deploy.walk.loading import Loaded
+from mrem_deploy.walk.scoring import TORCH_EXAMPLES, by_onnxruntime
 from mrem_deploy.walk.state import Run
 from mrem_deploy.walk.timing import Timing, measure
 
@@ -198,8 +199,16 @@ def _plan(
     if recipe.method in ("mrem-s", "rem") and shape.cuts[-2] > 0:
         seconds = batches * shape.cuts[-2] * both
         stages.append(Stage("cache", f"outputs of {count(sentences)} sentences", seconds))
-    per_example = shape.blocks * (timing.teacher * (1 + ONNX_COST * min(profiles, 1)) + timing.student)
-    per_thousand = 1000 * per_example / recipe.batch_size
+    passes = timing.teacher
+    if profiles and recipe.validate:
+        passes += ONNX_COST * timing.teacher
+    if by_onnxruntime(recipe, profiles):
+        sampled = min(TORCH_EXAMPLES, evaluation_examples or TORCH_EXAMPLES)
+        seconds = sampled * shape.blocks * timing.student / recipe.batch_size
+        stages.append(Stage("compare", f"{count(sampled)} examples with torch", seconds))
+    else:
+        passes += timing.student
+    per_thousand = 1000 * shape.blocks * passes / recipe.batch_size
     if evaluation_examples is not None:
         what = f"{count(evaluation_examples)} examples"
         stages.append(Stage("evaluate", what, per_thousand * evaluation_examples / 1000))

@@ -9,12 +9,9 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.base.files import atomic_folder, write_json, write_text
+from mrem_deploy.base.files import atomic_folder, write_text
 from mrem_deploy.base.machine import describe_machine
-from mrem_deploy.base.progress import say
 from mrem_deploy.base.units import MIB
-from mrem_deploy.deploy import validation
-from mrem_deploy.evaluate.evaluation import Evaluation
 from mrem_deploy.evaluate.examples import write_examples
 from mrem_deploy.quant import artifact
 from mrem_deploy.quant.frozen import FrozenModel
@@ -22,6 +19,7 @@ from mrem_deploy.recipe import Recipe, parse_epochs
 from mrem_deploy.report.page import write_report
 from mrem_deploy.result import RECIPE, History, Metrics, Onnx, Parallel, Qat, Result, Sizes
 from mrem_deploy.walk.loading import Loaded
+from mrem_deploy.walk.scoring import score
 from mrem_deploy.walk.state import Run
 from mrem_deploy.walk.training import Trained
 
@@ -40,15 +38,14 @@ def notes_of(recipe: Recipe, trained: Trained) -> dict[str, Any]:
 def publish(
     run: Run, loaded: Loaded, trained: Trained, frozen: FrozenModel, quantized: PreTrainedModel
 ) -> Result:
-    """Save, export, validate and report, all into one new folder that replaces an older result."""
+    """Save, export, score and report, all into one new folder that replaces an older result."""
     recipe, evaluation = run.recipe, loaded.evaluation
     with atomic_folder(run.out) as folder:
         frozen.save(folder)
         loaded.tokenizer.save_pretrained(folder)
         write_text(folder / RECIPE, recipe.to_yaml())
-        onnx = None
-        if run.profiles:
-            onnx = deploy(folder, run.profiles, recipe, frozen, quantized, evaluation)
+        model = export(folder, run.profiles, frozen) if run.profiles else None
+        onnx = score(recipe, evaluation, quantized, model)
         metrics = measured(run, loaded, trained, sizes(frozen, folder, onnx), onnx)
         metrics.write(folder)
         history = History(trained.log.curves, trained.errors)
@@ -59,30 +56,15 @@ def publish(
     return Result(run.out, metrics)
 
 
-def deploy(
-    folder: Path,
-    profiles: tuple[str, ...],
-    recipe: Recipe,
-    frozen: FrozenModel,
-    quantized: PreTrainedModel,
-    evaluation: Evaluation,
-) -> Onnx:
-    """Export every profile, validate the first one, and say what metrics.json holds of it."""
+def export(folder: Path, profiles: tuple[str, ...], frozen: FrozenModel) -> Path:
+    """Export every profile; the file of the first one is the one that is validated."""
     from mrem_deploy.export import export_all  # needs onnx, which is optional
 
     try:
-        model = export_all(frozen, folder, profiles)[0]
+        return export_all(frozen, folder, profiles)[0]
     except UserError as error:
         remedy = f"{error.remedy}; or keep the training and skip the export: --resume --export none"
         raise UserError(error.problem, remedy) from error
-    if not recipe.validate:
-        return Onnx.from_dict(validation.describe_file(model).to_dict())
-    found = validation.examine(model, evaluation, quantized, recipe.threads)
-    checked = validation.validated(found, evaluation.accuracy(), recipe, evaluation.task.name)
-    for note in checked.notes:
-        say(f"note: {note}")
-    write_json(folder / validation.RESULT, checked.to_dict())
-    return Onnx.from_dict(checked.headline())
 
 
 def sizes(frozen: FrozenModel, folder: Path, onnx: Onnx | None) -> Sizes:

@@ -17,7 +17,7 @@ from tiny_job import job_in, save_model, workshop_in
 from mrem_deploy import benchmark
 from mrem_deploy.base import cli
 from mrem_deploy.benchmarks import compare, compare_plot
-from mrem_deploy.benchmarks.compare_rows import Conditions, Entry, Score, Speed
+from mrem_deploy.benchmarks.compare_rows import Conditions, Entry, Score, Speed, read, table_and_notes
 from mrem_deploy.report.plots import plot_style
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -60,6 +60,14 @@ def test_every_model_has_its_own_score_size_and_latency(workshop: Path) -> None:
         assert row["score"]["low"] <= change <= row["score"]["high"]
     assert rows["ORT fp32"]["score"]["agreement"] == 100
     assert rows["ours 2-2-8"]["score"]["agreement"] < 100
+    for row in rows.values():
+        assert row["score"]["flips"] == pytest.approx(100 - row["score"]["agreement"])
+    assert (rows["ORT fp32"]["score"]["kl"], rows["ORT fp32"]["score"]["kl_error"]) == (0.0, 0.0)
+    two = rows["ours 2-2-8"]["score"]
+    assert two["kl"] > max(two["kl_error"], rows["ours 4-4-8"]["score"]["kl"])
+    shown = (out / "compare.md").read_text(encoding="utf-8")
+    assert "flips, %" in shown
+    assert f"{two['kl']:.4f} ± {two['kl_error']:.4f}" in shown
     assert all(len(row["speed"]["rounds_ms"]) == 2 for row in rows.values())
     assert rows["ORT fp32"]["speed"]["ratio"] == 1
     table = (out / "compare.md").read_text(encoding="utf-8")
@@ -98,6 +106,17 @@ def test_the_picture_is_drawn_again_and_the_numbers_stay(workshop: Path, tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["compare.md", "compare.png", "compare.svg"]
     table = (workshop / "out" / "compare.md").read_text(encoding="utf-8")
     assert (tmp_path / "compare.md").read_text(encoding="utf-8") == table
+
+
+def test_a_file_without_divergences_is_read(workshop: Path, tmp_path: Path) -> None:
+    written = content(workshop / "out")
+    for row in written["rows"]:
+        for name in ("flips", "flips_error", "kl", "kl_error"):
+            del row["score"][name]
+    (tmp_path / "old.json").write_text(json.dumps(written), encoding="utf-8")
+    table, notes = table_and_notes(*read(tmp_path / "old.json"))
+    assert "KL" not in table + notes
+    assert "ours 2-2-8" in table
 
 
 def test_results_of_different_models_are_refused(

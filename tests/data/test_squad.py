@@ -18,6 +18,8 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.data.squad import Questions, Windows, best_span, read_answers, tokenize
 from mrem_deploy.data.squad_files import Span
 from mrem_deploy.data.task_data import encode, find_task, open_task, sample
+from mrem_deploy.evaluate.fidelity import kl_divergence
+from mrem_deploy.evaluate.scorers import QuestionScorer
 from mrem_deploy.evaluate.squad import summary_v1
 
 LENGTH = 16  # tokens of a window: 3 special ones, and a stride of 5
@@ -282,6 +284,36 @@ def test_answers_over_several_windows() -> None:
     found = read_answers(windows, questions, rows)
     assert [answer.text for answer in found] == ["film", "the film was"]
     assert [answer.null_margin for answer in found] == pytest.approx([2 - 10, 6 - 4])
+
+
+def test_windows_of_some_questions_and_their_divergence() -> None:
+    """Questions are counted anew. A question's divergence is the mean over its windows."""
+    windows = Windows(
+        {"input_ids": [np.full(7, i) for i in range(5)]}, np.full(5, 7), {"input_ids": 0}, None,
+        question=np.array([0, 0, 1, 2, 2]), offsets=[OFFSETS + i for i in range(5)], null=np.arange(5),
+    )  # fmt: skip
+    places = windows.places(np.array([0, 2]))
+    assert places.tolist() == [0, 1, 3, 4]
+    some = windows.take(places)
+    assert some.question.tolist() == [0, 0, 1, 1]
+    assert some.null.tolist() == [0, 1, 3, 4]
+    assert [rows[0] for rows in some.columns["input_ids"]] == [0, 1, 3, 4]
+    assert [int(pairs[0, 0] - OFFSETS[0, 0]) for pairs in some.offsets] == [0, 1, 3, 4]
+
+    context = "the film was good"
+    questions = Questions(["a", "b"], [context] * 2, None, (), ["1", "2"], [[Span("film", 4)]] * 2)
+    windows = Windows(
+        {"input_ids": [np.arange(7)] * 3}, np.full(3, 7), {"input_ids": 0}, None,
+        question=np.array([0, 0, 1]), offsets=[OFFSETS] * 3, null=np.zeros(3, dtype=int),
+    )  # fmt: skip
+    one = [logits({3: 5.0}, {3: 5.0}), logits({5: 4.0}, {5: 4.0}), logits({2: 2.0}, {4: 2.0})]
+    two = [one[0], logits({5: 9.0}, {5: 9.0}), one[2]]  # another text for the first question
+    judge = QuestionScorer(find_task("squad"), questions, windows)
+    found = judge.fidelity(one, two)
+    changed = float(kl_divergence(one[1], two[1], axis=0).mean())
+    assert found.kl == pytest.approx(changed / 2 / 2)
+    assert found.kl_error == pytest.approx(changed / 4)
+    assert found.flips == pytest.approx(100 - judge.agreement(one, two)["agreement"]) == 50.0
 
 
 def test_logits_at_the_targets_give_the_answers_back(tokenizer: Any) -> None:

@@ -210,4 +210,13 @@ def test_numbers_take_the_names_of_the_model(tokenizer: Any) -> None:
     assert judge.score([wrong])["f1"] == 0.0
     assert judge.right([right]).tolist() == [True]
     assert judge.agreement([right], [wrong]) == {"agreement": 0.0}
+    # by the first tokens of the two words: log-odds of ±1 against ∓1; special tokens do not count
+    p = 1 / (1 + np.exp(-1))
+    found = judge.fidelity([right], [wrong])
+    assert (found.kl, found.flips) == (pytest.approx(p - (1 - p)), 100.0)
+    elsewhere = np.array([[9.0, 0], [0, 0], [0, 0], [0, 9.0]])
+    assert judge.fidelity([right], [right + elsewhere]).kl == 0.0
+    double = TaggedTexts(["the film"] * 2, None, None, ("0", "1"), words * 2, texts.tags * 2)
+    (heads,) = double.tokenize(tokenizer, 32).take(np.array([1])).heads
+    assert heads.tolist() == tokens.heads[0].tolist()
     assert isinstance(tokens, TaggedTokens)

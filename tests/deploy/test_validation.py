@@ -21,17 +21,21 @@ from tiny_models import tiny_encoded, tiny_pair
 from transformers import AutoTokenizer
 
 import mrem_deploy
-from mrem_deploy import __main__, pipeline, preflight, validate
+from mrem_deploy import __main__, preflight, validate
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.data.task_data import TaskData
 from mrem_deploy.data.tasks import find_task
 from mrem_deploy.deploy import runtime, validation
-from mrem_deploy.evaluate import evaluation as scoring
+from mrem_deploy.evaluate import evaluation
+from mrem_deploy.evaluate import predict as predicting
+from mrem_deploy.evaluate.predict import Predictor
 from mrem_deploy.export import export_onnx
+from mrem_deploy.models.loading import load_model
 from mrem_deploy.quant import artifact
 from mrem_deploy.quant.frozen import build, freeze
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.report import card
+from mrem_deploy.walk import scoring
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = "model.onnx"
@@ -41,13 +45,18 @@ FILE = "model.onnx"
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the model, its data, and `result`, made by the whole walk; also what that walk did."""
     events: list[str] = []
-    read, ask = TaskData.evaluation, scoring.torch_predictor
+    read, ask = TaskData.evaluation, predicting.torch_predictor
+
+    def counted(model: Any) -> Predictor:
+        predictor = ask(model)
+        return lambda batch: events.append(f"torch {len(batch['input_ids'])}") or predictor(batch)
+
     with workshop_in(tmp_path_factory.mktemp("workshop")) as root, pytest.MonkeyPatch.context() as patch:
         patch.setattr(TaskData, "evaluation", lambda data: events.append("read") or read(data))
-        for module in (scoring, pipeline):
-            patch.setattr(module, "torch_predictor", lambda model: events.append("torch") or ask(model))
+        for module in (evaluation, scoring, validation):
+            patch.setattr(module, "torch_predictor", counted)
         assert job_in(root, "result", bits="4-4-8", export="auto").run() == 0
-        (root / "events").write_text(" ".join(events))
+        (root / "events").write_text(", ".join(events))
         yield root
 
 
@@ -96,15 +105,41 @@ def test_quantize_ends_with_a_validated_onnx_model(workshop: Path) -> None:
     assert read(folder / validation.RESULT)["accuracy"] == found["accuracy"]
 
 
+def test_the_figures_are_those_of_the_onnx_model(workshop: Path) -> None:
+    """Flips by hand, and both runtimes by name, as torch predicted all of so few examples."""
+    found, folder = read(workshop / "result" / "metrics.json"), workshop / "result"
+    accuracy, texts = found["accuracy"], [row["text"] for row in sentences(DEV, seed=2)]
+    assert accuracy["scored_by"] == "onnxruntime"
+    assert accuracy["quantized"] == accuracy["onnx"]
+    assert found["onnx"]["torch_examples"] == DEV
+    onnx_labels, torch_labels = labels_by_hand(folder, texts)
+    right = [row["label"] for row in sentences(DEV, seed=2)]
+    assert accuracy["torch"] == pytest.approx(100 * np.mean(torch_labels == right))
+    full, tokenizer = load_model(workshop / "model", "sequence-classification")
+    before = np.array([full(**tokenizer(text, return_tensors="pt")).logits.argmax().item() for text in texts])
+    assert accuracy["flips"] == pytest.approx(100 * np.mean(before != onnx_labels))
+    assert accuracy["kl"] > accuracy["kl_error"] > 0
+    record = read(folder / validation.RESULT)["onnx"]
+    assert record["torch_examples"] == {"dev": DEV}
+    assert record["fidelity"]["full_precision"]["dev"]["kl"] == accuracy["kl"]
+    assert record["fidelity"]["quantized"]["dev"]["kl"] < accuracy["kl"]  # torch is nearer
+    assert record["fidelity"]["quantized"]["dev"]["flips"] == pytest.approx(
+        100 - record["agreement"]["quantized"]["dev"]["agreement"]
+    )
+
+
 def test_the_evaluation_is_read_once_and_each_torch_model_asked_once(workshop: Path) -> None:
-    assert (workshop / "events").read_text() == "read torch torch"
+    assert (workshop / "events").read_text() == "read, torch 32, torch 8, torch 32, torch 8"
 
 
 def test_the_pages_show_the_onnx_model(workshop: Path) -> None:
     found, folder = read(workshop / "result" / "metrics.json"), workshop / "result"
     report = (folder / "report.md").read_text(encoding="utf-8")
-    assert f"| Agreement with the model in torch | {found['onnx']['agreement']:.2f}% |" in report
-    assert re.search(r"\| Full precision \| Quantized \| ONNX \| Change \|", report)
+    agreement = f"{found['onnx']['agreement']:.2f}% of {DEV} examples"
+    assert f"| Agreement with the model in torch | {agreement} |" in report
+    assert re.search(r"\| Full precision \| Quantized \| Torch \| Change \|", report)
+    assert re.search(r"\| dev \| Flips \|   \| \d", report)
+    assert re.search(r"\| dev \| KL \|   \| 0\.\d+ ± 0\.\d+ \|", report)
     assert f"{found['onnx']['integer_products']} run on integers" in report
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "ONNX model" in page
@@ -170,6 +205,8 @@ def test_validate_repeats_what_quantize_found(result: Path, capsys: pytest.Captu
     assert all(layer in table for layer in ("embeddings", "block 1", "block 2", "output"))
     assert "CPUExecutionProvider" in table
     assert "verdict: passed" in table
+    assert f"ONNX against full precision, dev: {now['accuracy']['flips']:.2f}% ± " in table
+    assert "ONNX against torch quantized, dev: " in table
 
 
 def test_answers_that_depend_on_the_batch_are_noticed(
@@ -221,7 +258,7 @@ def test_a_model_that_lost_too_much_fails(
     options = ("--eval-data", data, "--max-drop", 5, "--batch-size", 7, "--threads", 1)
     assert run(result, *options) == 0
     good = read(result / validation.RESULT)
-    assert good["accuracy"]["quantized"] == 100
+    assert good["accuracy"]["torch"] == 100
     spoil(result / FILE)
     assert run(result, *options) == 1
     bad = read(result / validation.RESULT)

@@ -14,12 +14,13 @@ from tiny_job import DEV, POSITIONS, save_model, sentences, write_jsonl
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.data.task_data import open_task
-from mrem_deploy.deploy import validation
+from mrem_deploy.deploy import findings, validation
 from mrem_deploy.deploy.census import Census
 from mrem_deploy.evaluate import evaluation as scoring
 from mrem_deploy.evaluate import scorers
 from mrem_deploy.evaluate.accuracy import FULL_PRECISION, ONNX, QUANTIZED, Accuracy, SplitScores
 from mrem_deploy.evaluate.evaluation import Evaluation
+from mrem_deploy.evaluate.fidelity import Fidelity
 from mrem_deploy.evaluate.predict import Predictor, torch_predictor
 from mrem_deploy.evaluate.uncertainty import paired_accuracy_error
 from mrem_deploy.models import loading
@@ -97,6 +98,19 @@ def test_every_kind_of_task(task: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert 0 < other[measure] < 99
     if task in ("feature-extraction", "token-classification", "question-answering"):
         assert accuracy.onnx == pytest.approx(other[measure])  # agreement is their metric
+    exact, noisy = accuracy.fidelity, dev.fidelity.get(ONNX)
+    if task == "feature-extraction":
+        assert (exact, noisy) == (Fidelity(), None)
+    elif task == "stsb":
+        assert exact.difference == pytest.approx(0, abs=1e-6)
+        assert noisy.difference > 0.01
+    else:
+        assert exact.to_dict() == pytest.approx({"kl": 0, "kl_error": 0, "flips": 0, "flips_error": 0})
+        assert noisy.flips == pytest.approx(
+            100 - evaluation.agreement(FULL_PRECISION, ONNX)["dev"]["agreement"]
+        )
+        assert evaluation.fidelity(FULL_PRECISION, ONNX) == {"dev": noisy}
+        assert (noisy.kl > 0.01, noisy.kl_error > 0, noisy.flips_error > 0) == (True, True, True)
 
 
 @pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering"])
@@ -160,6 +174,78 @@ def test_another_model_makes_new_scores(tmp_path: Path, monkeypatch: pytest.Monk
     assert evaluation.accuracy().quantized != exact.quantized
 
 
+@pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering"])
+def test_a_sample_keeps_what_was_predicted(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its predictions are those that the same texts had; a model added to it predicts no others."""
+    monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
+    evaluation, model = evaluation_of(task, tmp_path)
+    evaluation.add(ONNX, torch_predictor(model))
+    some = evaluation.sampled(12)
+    split, whole = some.splits["dev"], evaluation.splits["dev"]
+    assert (len(split.texts), len(split.encoded), len(whole.texts)) == (12, 12, DEV)
+    assert len(set(split.texts.first) - set(whole.texts.first)) == 0
+    some.add(QUANTIZED, torch_predictor(model))
+    for one, other in zip(split.predictions[QUANTIZED], split.predictions[ONNX], strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)  # batches are padded to other lengths
+    assert some.agreement(ONNX, QUANTIZED)["dev"]["agreement"] == 100
+    assert QUANTIZED not in whole.predictions
+    evaluation.adopt(QUANTIZED, some)
+    assert QUANTIZED not in whole.predictions  # a sample is not all of it
+    again = evaluation.sampled(12)
+    assert again.splits["dev"].texts.first == split.texts.first  # drawn by the seed
+    entire = evaluation.sampled(DEV)
+    entire.add(QUANTIZED, torch_predictor(model))
+    assert QUANTIZED not in whole.predictions
+    evaluation.adopt(QUANTIZED, entire)
+    assert len(whole.predictions[QUANTIZED]) == DEV
+
+
+def test_the_runtime_that_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By onnxruntime "quantized" is the ONNX model, and torch has a name of its own, if it predicted all."""
+    monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
+    evaluation, model = evaluation_of("text-classification", tmp_path)
+    evaluation.add_full_precision(model)
+    evaluation.add(ONNX, with_noise(torch_predictor(model), 2.0))
+    evaluation.score_by_onnxruntime()
+    alone = evaluation.accuracy()
+    assert alone.scored_by == "onnxruntime"
+    assert alone.quantized == alone.onnx != alone.full_precision
+    assert "torch" not in alone.quoted
+    assert alone.splits["dev"].fidelity.keys() == {QUANTIZED, ONNX}
+    evaluation.complete(QUANTIZED, torch_predictor(model))
+    both = evaluation.accuracy()
+    assert both.quoted == alone.quoted | {"torch": alone.full_precision}
+    assert both.change == alone.change
+    assert both.fidelity.flips > 0 == both.splits["dev"].fidelity["torch"].flips
+    evaluation.complete(QUANTIZED, lambda batch: pytest.fail("it has them all"))
+    written = both.to_dict()
+    assert list(written) == [
+        "metric", "full_precision", "quantized", "torch", "onnx",
+        "kl", "kl_error", "flips", "flips_error", "scored_by", "splits",
+    ]  # fmt: skip
+    assert (written["flips"], written["kl"]) == (both.fidelity.flips, both.fidelity.kl)
+    assert Accuracy.from_dict(json.loads(json.dumps(written))) == both
+    evaluation.forget(QUANTIZED)
+    assert evaluation.accuracy() == alone
+
+
+def test_predictions_that_another_format_kept_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
+    evaluation, model = evaluation_of("text-classification", tmp_path)
+    evaluation.add_full_precision(model)
+    asked, ask = [], scoring.torch_predictor
+    monkeypatch.setattr(scoring, "torch_predictor", lambda m: asked.append(m) or ask(m))
+    evaluation.add_full_precision(model)
+    assert asked == []
+    monkeypatch.setattr(scoring, "KEPT_FORMAT", "another")
+    evaluation.add_full_precision(model)
+    assert asked == [model]
+
+
 def test_weights_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
     evaluation, model = evaluation_of("text-classification", tmp_path)
@@ -195,7 +281,7 @@ def two_splits(first: float, second: float) -> Accuracy:
     ],
 )
 def test_the_verdict(drops: tuple[float, float], allowed: float, passed: bool, worst: str) -> None:
-    verdict = validation.verdict_on(two_splits(*drops), allowed)
+    verdict = findings.verdict_on(two_splits(*drops), allowed)
     assert (verdict.passed, verdict.split) == (passed, worst)
     assert verdict.drop == pytest.approx(max(drops))
     assert verdict.sentence.startswith("passed" if passed else "FAILED")
@@ -207,18 +293,20 @@ def test_the_verdict(drops: tuple[float, float], allowed: float, passed: bool, w
     [(99.0, 8, False), (98.9, 8, True), (97.0, 4, False), (96.0, 4, True)],
 )
 def test_notes_on_disagreement(share: float, bits: int, noted: bool) -> None:
-    found = validation.Findings(
-        validation.OnnxFile("model.onnx", "ort-cpu", None, 17, 1.0),
+    found = findings.Findings(
+        findings.OnnxFile("model.onnx", "ort-cpu", None, 17, 1.0),
         {QUANTIZED: {"dev": {"agreement": share}}},
-        validation.Steadiness(9, 100.0, 100.0),
+        findings.Steadiness(9, 100.0, 100.0),
         {},
         Census({"QGemm": 1}, {}, [], {}),
         "1.0",
         0,
     )
-    assert bool(validation.notes_on(found, bits)) == noted
+    assert bool(findings.notes_on(found, bits)) == noted
+    (note,) = findings.notes_on(replace(found, torch_examples={"dev": 512}), bits) or [""]
+    assert ("of 512 examples of dev" in note) == noted
     idle = replace(found, census=Census({}, {"MatMul": 1}, [], {}))
-    assert "no matmul runs on integers" in validation.notes_on(idle, bits)[-1]
+    assert "no matmul runs on integers" in findings.notes_on(idle, bits)[-1]
 
 
 def test_outputs_that_are_not_numbers_are_refused(tmp_path: Path) -> None:

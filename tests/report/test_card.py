@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from a_result import front_matter, metrics, write
+from a_result import fidelity, front_matter, metrics, write
 
 from mrem_deploy.base import files, format
 from mrem_deploy.base.errors import UserError
@@ -141,6 +141,11 @@ def test_the_terminal_gets_a_few_lines() -> None:
         "time: 2.5 min training, 5.0 min in total; peak memory 2.0 GiB",
         f"report: {Path('out') / 'report.html'}",
     ]
+    sampled = replace(onnx, check=replace(checked, torch_examples=512))
+    told = metrics(onnx=sampled, accuracy=fidelity())
+    lines = summary.terminal_summary(told, Path("out")).splitlines()
+    assert lines[1] == "against full precision: 3.10% ± 0.59 flips, KL 0.0412 ± 0.0031"
+    assert "99.25% agreement with torch on 512 examples, 24 of" in lines[3]
     bare = summary.terminal_summary(metrics(onnx=replace(onnx, check=None)), Path("out")).splitlines()
     assert bare[2] == "onnx: model.onnx, 60.0 MiB, profile ort-cpu; not validated"
     assert "onnx" not in summary.terminal_summary(metrics(), Path("out"))

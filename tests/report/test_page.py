@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from a_result import CURVES, ERRORS, RECIPE, Page, accuracy, cost, front_matter, metrics, write
+from a_result import CURVES, ERRORS, RECIPE, Page, accuracy, cost, fidelity, front_matter, metrics, write
 
 from mrem_deploy.evaluate import uncertainty
 from mrem_deploy.evaluate.accuracy import SplitScores
+from mrem_deploy.evaluate.fidelity import Fidelity
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.report import summary
 from mrem_deploy.report.plots import draw_plots
@@ -152,6 +153,29 @@ def test_no_uncertainty_is_claimed_for_correlations(tmp_path: Path) -> None:
     assert rows[1] == ["dev", "Pearson correlation", "88.5", "86.0", "−2.5", "1,500"]
     assert "±" not in page.text
     assert "88.0%" not in page.text  # a correlation is no percentage
+
+
+def test_what_changed_stands_next_to_the_score(tmp_path: Path) -> None:
+    """Flips and KL of the quantized model and of the same model in torch, on all pages."""
+    page = write(tmp_path, metrics(accuracy=fidelity()))
+    rows = [row for row in page.rows if row and row[0] in ("Split", "dev")]
+    assert rows == [
+        ["Split", "Metric", "Full precision", "Quantized", "Torch", "Change", "Examples"],
+        ["dev", "Accuracy", "92.0", "90.0 ± 1.0", "91.0", "−2.0 ± 1.3", "900"],
+        ["dev", "Flips", "", "3.10 ± 0.59", "4.00 ± 0.66", "", "900"],
+        ["dev", "KL", "", "0.0412 ± 0.0031", "0.0500 ± 0.0040", "", "900"],
+    ]
+    assert "Quantized is the exported model in onnxruntime. Torch is the same model in torch." in page.text
+    assert "3.1% of predictions changed" in page.text
+    for name in ("report.md", "README.md"):
+        assert "| dev | KL |   | 0.0412 ± 0.0031 |" in (tmp_path / name).read_text(encoding="utf-8")
+    in_torch = fidelity()
+    split = in_torch.splits["dev"]
+    scores = {name: split.scores[name] for name in ("full_precision", "quantized")}
+    alone = replace(split, scores=scores, fidelity={"quantized": Fidelity(1.5e-6, 2e-7, 0.0, 0.0)})
+    page = write(tmp_path, metrics(accuracy=replace(in_torch, splits={"dev": alone}, scored_by="torch")))
+    assert ["dev", "KL", "", "1.50e-06 ± 2.00e-07", "", "900"] in page.rows
+    assert "onnxruntime" not in page.text.partition("Environment")[0]
 
 
 # Strings from outside

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,13 @@ import pytest
 
 from mrem_deploy.evaluate.accuracy import SplitScores
 from mrem_deploy.evaluate.examples import Examples
+from mrem_deploy.evaluate.fidelity import Fidelity
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.reproduce import claims, figures, paper, run
 from mrem_deploy.reproduce.cells import CellResult
 from mrem_deploy.reproduce.estimate import Estimate
 from mrem_deploy.reproduce.experiments import EXPERIMENTS
+from mrem_deploy.reproduce.layout import fidelity_columns, fidelity_fields
 from mrem_deploy.reproduce.page import Provenance, to_csv, write_entry, write_page
 from mrem_deploy.reproduce.plan import ExperimentPlan, Subject, differences, make_plan, paper_plan
 from mrem_deploy.reproduce.results import Gap, Measured, gap
@@ -39,6 +42,7 @@ def made_up(recipe: Recipe, right: dict[str, int]) -> CellResult:
     splits = ("matched", "mismatched") if recipe.task == "mnli" else ("dev",)
     metric, also = ("f1", "exact") if recipe.task == "squad" else ("accuracy", "accuracy")
     predictions = {"full_precision": np.where(np.arange(EXAMPLES) < 360, 0, 1), "quantized": guess}
+    fidelity = {"quantized": Fidelity(0.1 + 0.02 * recipe.seed, 0.003, 10.0, 1.5)}
     scores = {
         "full_precision": {also: 80.0, metric: 90.0},
         "quantized": {also: 50.0, metric: 100.0 * count / EXAMPLES},
@@ -48,7 +52,9 @@ def made_up(recipe: Recipe, right: dict[str, int]) -> CellResult:
     modules = 1 if recipe.method == "rem" else int(recipe.modules)
     return CellResult(
         Metrics(
-            accuracy=Accuracy(metric, dict.fromkeys(splits, SplitScores(EXAMPLES, scores=scores))),
+            accuracy=Accuracy(
+                metric, dict.fromkeys(splits, SplitScores(EXAMPLES, scores=scores, fidelity=fidelity))
+            ),
             cost=Cost(
                 train_seconds=60.0,
                 total_seconds=70.0,
@@ -87,6 +93,31 @@ def entries_of(
 ) -> list[Any]:
     jobs, _ = run.jobs_of(names, [(plan, subject) for subject in subjects or (MNLI,)])
     return run.present(jobs, Pretend(right), plan.seeds)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("seeds", "kl", "error"), [(1, 0.1, 0.003), (3, 0.12, 0.02 / math.sqrt(3))])
+def test_the_main_table_shows_what_changed(seeds: int, kl: float, error: float) -> None:
+    """The error is that over the examples, or with several seeds that over the seeds."""
+    (entry,) = entries_of(["main"], replace(paper_plan("mnli"), seeds=seeds))
+    full, *others = entry.shown.records
+    assert (full["kl"], full["flips"]) == (None, None)
+    assert others
+    for record in others:
+        assert (record["kl"], record["kl_error"]) == (pytest.approx(kl), pytest.approx(error))
+        assert (record["flips"], record["flips_error"]) == (10.0, 1.5 if seeds == 1 else 0.0)
+    text = entry.text()
+    assert "KL, nats" in text
+    assert f"{kl:.4f} ± {error:.4f}" in text
+
+
+def test_runs_without_divergences_have_no_column_of_them() -> None:
+    run_without = made_up(Recipe(task="mnli"), RIGHT)
+    accuracy = run_without.metrics.accuracy
+    bare = {name: replace(split, fidelity={}) for name, split in accuracy.splits.items()}
+    old = replace(run_without, metrics=replace(run_without.metrics, accuracy=replace(accuracy, splits=bare)))
+    assert Measured([old]).fidelity("kl") is None
+    assert Measured([old, run_without]).fidelity("kl") is None
+    assert fidelity_columns([fidelity_fields(Measured([old]))]) == []
 
 
 @pytest.mark.parametrize("name", list(EXPERIMENTS))

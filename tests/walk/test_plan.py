@@ -13,7 +13,7 @@ from tiny_job import job_in, workshop_in
 from tiny_models import assert_same_state, state_of, tiny_encoded, tiny_model
 
 from mrem_deploy.recipe import Recipe
-from mrem_deploy.walk.plan import ModelShape, Plan, make_plan, shape_of
+from mrem_deploy.walk.plan import ONNX_COST, ModelShape, Plan, make_plan, shape_of
 from mrem_deploy.walk.timing import Timing, measure
 
 SHAPE = ModelShape(
@@ -39,7 +39,21 @@ def test_seconds_of_every_method_by_hand() -> None:
     assert found["calibrate"] == pytest.approx(8 * 12 * 0.1 + 12 * 1.0)
     assert found["train"] == pytest.approx(1000 * 12 * 0.5)
     assert found["cache"] == pytest.approx(128 * 9 * 0.3)  # 128 batches through the first nine blocks
-    assert found["evaluate"] == pytest.approx(2000 / 32 * 12 * (1.5 * 0.1 + 0.2))
+    in_onnx = ONNX_COST * 0.1
+    assert found["evaluate"] == pytest.approx(2000 / 32 * 12 * (0.1 + in_onnx))
+    assert found["compare"] == pytest.approx(512 / 32 * 12 * 0.2)  # a sample in torch
+    few = stages(make_plan(RECIPE, SHAPE, TIMING, sentences=4096, evaluation_examples=64))
+    assert few["compare"] == pytest.approx(64 / 32 * 12 * 0.2)
+    for recipe, profiles, passes in (
+        (RECIPE, 0, 0.1 + 0.2),  # nothing exported: torch scores everything
+        (replace(RECIPE, validate=False), 1, 0.1 + 0.2),
+        (replace(RECIPE, scored_by="torch"), 1, 0.1 + in_onnx + 0.2),
+    ):
+        other = stages(
+            make_plan(recipe, SHAPE, TIMING, sentences=4096, profiles=profiles, evaluation_examples=2000)
+        )
+        assert other["evaluate"] == pytest.approx(2000 / 32 * 12 * passes)
+        assert "compare" not in other
 
     parallel = make_plan(replace(RECIPE, method="mrem-p"), SHAPE, TIMING, 4096, workers=2)
     assert stages(parallel)["train"] == pytest.approx(1000 * 6 * 0.5)  # two modules of three blocks each
@@ -47,7 +61,10 @@ def test_seconds_of_every_method_by_hand() -> None:
     alone = make_plan(replace(RECIPE, method="mrem-p"), SHAPE, TIMING, 4096, workers=4)
     assert stages(alone)["train"] == pytest.approx(1000 * 3 * 0.5)
 
-    assert set(stages(make_plan(replace(RECIPE, method="ptq"), SHAPE, TIMING, 4096))) == {"calibrate"}
+    assert set(stages(make_plan(replace(RECIPE, method="ptq"), SHAPE, TIMING, 4096))) == {
+        "calibrate",
+        "compare",
+    }
     trained = replace(RECIPE, method="qat", lr=Recipe(method="qat").lr, qat_epochs="1+2")
     assert stages(make_plan(trained, SHAPE, TIMING, 3200))["train"] == pytest.approx(3 * 100 * 12 * 0.5 * 1.2)
     longer = make_plan(replace(trained, train_size=320_000, accumulate=2), SHAPE, TIMING, 320_000)
