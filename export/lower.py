@@ -13,7 +13,8 @@ All the rules:
 5. Quantizers commute with Reshape and Transpose, so q, k and v are quantized before they are rearranged: this
    moves bytes instead of floats.
 6. Biases are added in float, as (1, 1, N) to three axes: onnxruntime turns other forms into a float Gemm.
-7. Names: `hidden.i` is the output of block i (0: of the embeddings), `<quantizer>.codes` are its integers.
+7. Hot rows of the word embedding come from a table of their own (`hot_rows.py`).
+8. Names: `hidden.i` is the output of block i (0: of the embeddings), `<quantizer>.codes` are its integers.
    The graph's outputs have Hugging Face's names, so a bare encoder's last block is `last_hidden_state`.
 """
 
@@ -26,6 +27,7 @@ import onnx_ir as ir
 import torch
 
 from mrem_deploy.export.builder import CONTRIB, Builder
+from mrem_deploy.export.hot_rows import add_hot_rows
 from mrem_deploy.export.profiles import Profile
 from mrem_deploy.export.skeleton import DOMAIN
 from mrem_deploy.export.tensors import PACKED_BITS, carrier, integer_tensor
@@ -299,6 +301,9 @@ class Lowering:
             scale = build.initializer(ir.tensor(scales, name=f"{name}.weight.scale"))
             table = build.op("DequantizeLinear", codes, scale, name=f"{name}.weight", axis=0)
             rows = build.op("Gather", table, ids, name=f"{name}.rows", axis=0)
+        if weight.hot is not None:
+            assert ids is not None
+            rows = add_hot_rows(build, self.profile, name, ids, rows, weight.hot, len(weight.codes))
         build.replace(node, rows)
 
     def _attention(self, node: ir.Node) -> None:

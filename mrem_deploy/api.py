@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.machine import keep_large_blocks
 from mrem_deploy.base.progress import say
-from mrem_deploy.data.texts import Texts, encode, sample
+from mrem_deploy.data.texts import Texts, encode, split_rows
 from mrem_deploy.models.loading import HEADS
 from mrem_deploy.preflight import check_model, resolve_device, select_backend
 from mrem_deploy.quant.frozen import FrozenModel, freeze
@@ -60,11 +60,13 @@ def quantize_model(
     keep_large_blocks()
     teacher = copy.deepcopy(model).float().eval().requires_grad_(False).to(device)
     check_model(recipe, teacher)
-    calibration = encode(tokenizer, sample(texts, recipe.calib_size, recipe.seed), recipe.max_length)
+    rows, apart = split_rows(len(texts), recipe.calib_size, recipe.holdout, recipe.seed)
+    calibration = encode(tokenizer, texts.take(rows), recipe.max_length)
+    holdout = encode(tokenizer, texts.take(apart), recipe.max_length) if len(apart) else None
     mixed = chosen_bits(teacher, recipe, calibration, None, Crew()) if recipe.chooses_bits else None
     spec = replace(recipe.spec, layer_bits=mixed.layer_bits) if mixed else recipe.spec
     student = make_student(teacher, recipe, calibration, spec=spec)
-    METHODS[recipe.method].train(TrainJob(teacher, student, calibration, recipe))
+    METHODS[recipe.method].train(TrainJob(teacher, student, calibration, recipe, holdout=holdout))
     say(f"quantized to {recipe.bits} with {recipe.method}")
     frozen = freeze(student, head)
     frozen.notes = {"bits": recipe.bits, "method": recipe.method}

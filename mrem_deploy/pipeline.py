@@ -10,8 +10,9 @@ from mrem_deploy.quant.frozen import build, freeze
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.result import Result
 from mrem_deploy.train.mrem_p import launch
+from mrem_deploy.walk.budget import fitted, plan_in_time
 from mrem_deploy.walk.loading import load
-from mrem_deploy.walk.plan import Plan, announce, plan_of, planned_workers
+from mrem_deploy.walk.plan import Plan, planned_workers, planner_of
 from mrem_deploy.walk.publishing import notes_of, publish
 from mrem_deploy.walk.state import Run
 from mrem_deploy.walk.training import train
@@ -36,14 +37,14 @@ def walk(recipe: Recipe, out: Path, resume: bool) -> Path:
     with Run.start(recipe, out, resume) as run:
         loaded = load(run)
         run.open_checkpoints(loaded.identity)
-        announce(run, loaded)
+        plan_in_time(run, loaded)
         trained = train(run, loaded)
         if not run.crew.leads:
             del loaded, trained  # the evaluation may need the memory
             run.follow()
             return out
         frozen = freeze(trained.student, loaded.head)
-        frozen.notes = notes_of(recipe, trained)
+        frozen.notes = notes_of(run.recipe, trained)
         quantized = build(frozen).to(run.device)
         loaded.evaluation.add_full_precision(loaded.teacher, loaded.weights)
         publish(run, loaded, trained, frozen, quantized)
@@ -55,4 +56,5 @@ def plan(recipe: Recipe) -> Plan:
     recipe = preflight.absolute_paths(recipe)
     out = preflight.check_places(recipe)
     with Run.start(recipe, out, resume=False) as run:
-        return plan_of(run, load(run))
+        planner = planner_of(run, load(run))
+        return planner(fitted(recipe, planner))

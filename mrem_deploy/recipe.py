@@ -19,21 +19,26 @@ from typing import Any
 import yaml
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.base.options import bad_value, check_options, convert_all, flag, option, read_yaml
-from mrem_deploy.data.tasks import TASKS, Defaults, defaults_of
+from mrem_deploy.base.options import convert_all, option, read_yaml
 from mrem_deploy.kernels.backends import CHOICES as BACKENDS
 from mrem_deploy.numerics import UNQUANTIZED_BITS
 from mrem_deploy.quant.spec import USUAL_QUANTIZERS, WEIGHT_QUANTIZERS, QuantSpec
+from mrem_deploy.recipe_checks import check
+from mrem_deploy.recipe_defaults import BALANCED, PRESETS, by_bits, by_preset, by_task, filled_in
 from mrem_deploy.recipe_values import module_count as module_count
 from mrem_deploy.recipe_values import parse_bits as parse_bits
+from mrem_deploy.recipe_values import parse_duration as parse_duration
 from mrem_deploy.recipe_values import parse_epochs as parse_epochs
+from mrem_deploy.recipe_values import parse_hot_rows as parse_hot_rows
 from mrem_deploy.recipe_values import parse_megabytes as parse_megabytes
 from mrem_deploy.recipe_values import parse_modules as parse_modules
 
 METHODS = ("mrem-s", "mrem-p", "rem", "ptq", "qat")
 SENSITIVITIES = ("error", "hessian")
 CURVATURES = ("identity", "adam")
-CENTRINGS = ("auto", "on", "off")
+CENTRINGS = ("auto", "always", "never")
+OUTPUT_LOSSES = ("auto", "mse", "kl")
+TEACHER_CACHES = ("auto", "never")
 AUTO = "auto"
 CENTRED_BITS = 4  # of activations that are centred unless the recipe says otherwise
 
@@ -51,21 +56,11 @@ GROUPS = {
 }
 
 
-def _by_task(name: str) -> str:
-    """The defaults of an option as help shows them: the usual one, then those of tasks with another."""
-    usual = getattr(Defaults(), name)
-    others: dict[Any, list[str]] = {}
-    for task in TASKS.values():
-        others.setdefault(getattr(task.defaults, name), []).append(task.name)
-    others.pop(usual, None)
-    return "; ".join([str(usual), *(f"{' and '.join(tasks)} {value}" for value, tasks in others.items())])
-
-
 @dataclass(frozen=True)
 class Recipe:
     """What to quantize, how, and where to put the result.
 
-    `steps`, `lr` and `max_length` take the task's default (`tasks.Defaults`) where they are not given.
+    Options that are None follow from others: see `recipe_defaults`.
     """
 
     model: str | None = option(None, "folder or hub id of the fine-tuned model", group=MODEL)
@@ -98,6 +93,19 @@ class Recipe:
         rare=True,
     )
     method: str = option("mrem-s", "how to train the quantized model", group=TRAINING, choices=METHODS)
+    preset: str = option(
+        BALANCED,
+        "how much to train: sets --steps, --batch-size and --calib-size where they are not given",
+        group=TRAINING,
+        choices=tuple(PRESETS),
+        decides=False,  # what it sets decides
+    )
+    time_budget: str | None = option(
+        None,
+        "time for the run, such as 10m or 1h30m: chooses the steps that fit on this machine, at most --steps",
+        group=TRAINING,
+        before=None,
+    )
     modules: str = option(
         "4", "number of modules, or the first block of each module but the first: 3,6,9", group=TRAINING
     )
@@ -106,24 +114,37 @@ class Recipe:
         "training steps per module (with rem: per matmul)",
         group=TRAINING,
         least=1,
-        shown=_by_task("steps"),
+        shown=by_preset("steps"),
     )
     calib_size: int = option(
-        4096, "sentences drawn at random from the training split; they need no labels", group=MODEL, least=1
+        None,
+        "sentences drawn at random from the training split; they need no labels",
+        group=MODEL,
+        least=1,
+        shown=by_preset("calib_size"),
     )
-    batch_size: int = option(32, "sentences per training step", group=TRAINING, least=1)
-    max_length: int = option(None, "tokens per sentence at most", group=MODEL, shown=_by_task("max_length"))
+    batch_size: int = option(
+        None, "sentences per training step", group=TRAINING, least=1, shown=by_preset("batch_size")
+    )
+    max_length: int = option(None, "tokens per sentence at most", group=MODEL, shown=by_task("max_length"))
     lr: float = option(
         None,
-        "learning rate of the weights, decays linearly; for a few hundred steps use 1e-3",
+        "learning rate of the weights, decays linearly",
         group=TRAINING,
-        shown=_by_task("lr"),
+        shown=by_bits(),
     )
     step_lr: float = option(
         1e-3,
         "learning rate of the quantizers' scales (step sizes): their relative change per training step",
         group=TRAINING,
         rare=True,
+    )
+    embedding_rate: float = option(
+        1.0,
+        "learning rate of the embeddings, as a share of that of the weights",
+        group=TRAINING,
+        rare=True,
+        before=1.0,
     )
     seed: int = option(0, "draws the calibration sentences and the order of batches", group=TRAINING, least=0)
     per_channel: bool = option(
@@ -142,6 +163,13 @@ class Recipe:
         choices=WEIGHT_QUANTIZERS,
         rare=True,
     )
+    hot_rows: str = option(
+        "0",
+        "rows of the word embedding that keep 8 bits: those whose error the calibration sentences meet most. "
+        "auto: 64 at 2 and 4 bits",
+        group=BITS,
+        before="0",
+    )
     curvature: str = option(
         "identity", "how LAQ weights the errors", group=BITS, choices=CURVATURES, rare=True
     )
@@ -152,6 +180,7 @@ class Recipe:
         group=BITS,
         choices=CENTRINGS,
         rare=True,
+        before="never",
     )
     text_column: str | None = option(None, "your own file: column of the sentence", group=MODEL)
     text_pair_column: str | None = option(None, "your own file: column of the second sentence", group=MODEL)
@@ -219,6 +248,34 @@ class Recipe:
     accumulate: int = option(
         1, "split --batch-size into this many micro-batches, to save memory", group=QAT, least=1, rare=True
     )
+    holdout: int = option(
+        256,
+        "sentences of the training split that nothing is trained on; mrem-s keeps the state of every module "
+        "that does best on them, and all methods report the loss there; they need no labels; 0: none",
+        group=TRAINING,
+        least=0,
+        rare=True,
+        before=0,
+    )
+    output_loss: str = option(
+        "mse",
+        "what the last module is trained on at the model's outputs (mrem-s, mrem-p): squared error (mse) or "
+        "the divergence of the predicted probabilities (kl). auto: kl for classes, tags and answers; cosine "
+        "and squared error for embeddings; squared error for scores",
+        group=TRAINING,
+        choices=OUTPUT_LOSSES,
+        rare=True,
+        before="mse",
+    )
+    teacher_cache: str = option(
+        "auto",
+        "mrem-s: auto runs the full-precision model once over the calibration sentences and keeps its hidden "
+        "states in memory or, beyond --max-memory, on disk; never: it runs in every step, which is slower",
+        group=MACHINE,
+        choices=TEACHER_CACHES,
+        rare=True,
+        before="never",
+    )
     init_batches: int = option(8, "batches used to initialize the scales", group=TRAINING, least=1, rare=True)
     checkpoint_steps: int = option(
         250,
@@ -268,40 +325,9 @@ class Recipe:
     )
 
     def __post_init__(self) -> None:
-        if self.method == "gobo":
-            raise UserError(
-                "GOBO maps weights to values that lie on no grid: they can be neither packed nor exported",
-                "it is for comparison only, in torch: see mrem_deploy.reproduce.gobo.gobo_model",
-            )
-        defaults = defaults_of(self.task)
-        for name in (item.name for item in dataclasses.fields(Defaults)):
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, getattr(defaults, name))
-        parse_modules(self.modules)
-        parse_epochs(self.qat_epochs)
-        _check_quantizer(self)
-        _check_budget(self)
-        check_options(self)
-        for name, unset in (("train_size", 0), ("accumulate", 1)):
-            if getattr(self, name) != unset and self.method != "qat":
-                raise UserError(
-                    f"{flag(name)} is for --method qat; the method is {self.method}",
-                    "leave it out; the other methods use --calib-size and --batch-size",
-                )
-        if self.max_length < 3:
-            raise bad_value("max_length", "at least 3 (two special tokens and one more)", self.max_length)
-        if not 0 <= self.teacher_forcing <= 1:
-            raise bad_value("teacher_forcing", "a share between 0 and 1", self.teacher_forcing)
-        if self.method == "qat" and self.lr != defaults.lr:
-            raise UserError(
-                "--lr is for the other methods; the method is qat",
-                "use --qat-lr: training the entire model needs a lower rate",
-            )
-        for name in ("lr", "step_lr", "qat_lr"):
-            if not 0 < getattr(self, name) < 1:
-                raise bad_value(name, "a number between 0 and 1", getattr(self, name))
-        if self.max_memory is not None:
-            parse_megabytes(self.max_memory)
+        for name, value in filled_in(self).items():
+            object.__setattr__(self, name, value)
+        check(self)
 
     @property
     def spec(self) -> QuantSpec:
@@ -309,14 +335,14 @@ class Recipe:
         weights, embeddings, activations = self._widths
         return QuantSpec(
             weights, embeddings, activations, self.per_channel, self.symmetric,
-            self.weight_quantizer, self.curvature, self.keep_fp,
+            self.weight_quantizer, self.curvature, self.keep_fp, hot_rows=parse_hot_rows(self.hot_rows),
         )  # fmt: skip
 
     @property
     def centres(self) -> bool:
         """Whether activations are shifted by the mean of each channel."""
         activations = self.spec.activation_bits
-        return self.centring == "on" or (self.centring == AUTO and activations == CENTRED_BITS)
+        return self.centring == "always" or (self.centring == AUTO and activations == CENTRED_BITS)
 
     @property
     def chooses_bits(self) -> bool:
@@ -339,10 +365,14 @@ class Recipe:
         """What decides the quantized model: a resumed run must have the same values.
 
         Threads, device and kernels are part of it: they give the same integers for the same input, but
-        gradients may differ in the last bit, and training carries that on.
+        gradients may differ in the last bit, and training carries that on. An option with the value that
+        stands for what was done before there was the option is left out: nothing differs from then.
         """
-        decides = {item.name for item in dataclasses.fields(self) if item.metadata["decides"]}
-        return {name: value for name, value in self.as_dict().items() if name in decides}
+        values = self.as_dict()
+        named = [item for item in dataclasses.fields(self) if item.metadata["decides"]]
+        return {
+            item.name: values[item.name] for item in named if values[item.name] != item.metadata["before"]
+        }
 
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:16]
@@ -354,33 +384,6 @@ class Recipe:
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.as_dict(), sort_keys=False, allow_unicode=True)
-
-
-def _check_quantizer(recipe: Recipe) -> None:
-    """TWN is for weights of 2 bits, midrise for anything of 2 bits; the others for any bits."""
-    bits = AUTO if recipe.chooses_bits else recipe.spec.weight_bits
-    if recipe.weight_quantizer == "twn" and bits not in (2, UNQUANTIZED_BITS):
-        raise UserError(f"--weight-quantizer twn is for 2-bit weights; got {bits}", "use laq or uniform")
-    has_two_bits = recipe.chooses_bits or 2 in (recipe.spec.weight_bits, recipe.spec.embedding_bits)
-    if recipe.weight_quantizer == "midrise" and not has_two_bits:
-        raise UserError(
-            f"--weight-quantizer midrise is for 2 bits, and --bits {recipe.bits} has none",
-            "use auto, laq or uniform, or give weights or embeddings 2 bits",
-        )
-
-
-def _check_budget(recipe: Recipe) -> None:
-    """A budget and bits to choose go together."""
-    if not 0 <= recipe.budget_mb < float("inf"):
-        raise bad_value("budget_mb", "a size in MiB", recipe.budget_mb)
-    if recipe.chooses_bits and not recipe.budget_mb:
-        raise UserError(
-            f"--bits {recipe.bits} needs a size for the model", "give it in MiB, for example --budget-mb 12"
-        )
-    if recipe.budget_mb and not recipe.chooses_bits:
-        raise UserError(
-            f"--budget-mb has no effect with --bits {recipe.bits}", "leave it out, or use --bits auto"
-        )
 
 
 def from_yaml(path: Path) -> dict[str, Any]:

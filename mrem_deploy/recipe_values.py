@@ -1,6 +1,8 @@
-"""Values of the recipe that have a form of their own: '4-4-8', '3,6,9', '3+3', '8GB'."""
+"""Values of the recipe that have a form of their own: '4-4-8', '3,6,9', '3+3', '8GB', '1h30m'."""
 
 from __future__ import annotations
+
+import re
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.options import bad_value
@@ -52,6 +54,15 @@ def module_count(text: str) -> int:
     return modules if isinstance(modules, int) else len(modules) + 1
 
 
+def parse_hot_rows(text: str) -> int | None:
+    """'64' → 64; 'auto' → None: as many as the bits of the embedding call for."""
+    if str(text) == "auto":
+        return None
+    if not (str(text).isascii() and str(text).isdecimal()):
+        raise bad_value("hot_rows", "auto or a number of rows, 0 or more", text)
+    return int(text)
+
+
 def parse_megabytes(text: str) -> float:
     """'8GB' → 8192.0, in MiB."""
     units = {"GB": 1024.0, "MB": 1.0, "G": 1024.0, "M": 1.0}
@@ -66,3 +77,14 @@ def parse_megabytes(text: str) -> float:
             f"--max-memory must be a size such as 8GB or 500MB; got {text!r}", "give a number and GB or MB"
         )
     return value
+
+
+def parse_duration(text: str) -> float:
+    """'10m', '90s' or '1h30m' → seconds."""
+    found = re.fullmatch(
+        r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", str(text).strip()
+    )
+    if found is None or not any(found.groups()):
+        raise bad_value("time_budget", "a time such as 10m, 90s or 1h30m", text)
+    hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    return 3600 * hours + 60 * minutes + seconds

@@ -24,7 +24,7 @@ LEVELS = (
     ("kernels",),
     ("data", "models"),
     ("quant",),
-    ("recipe", "recipe_values", "recipe_page", "presets"),
+    ("recipe", "recipe_values", "recipe_checks", "recipe_defaults", "recipe_page", "presets"),
     ("train",),
     ("evaluate",),
     ("export",),

@@ -17,6 +17,7 @@ from mrem_deploy.recipe import Recipe
 from mrem_deploy.result import (
     Accuracy,
     Cost,
+    HeldOut,
     History,
     LayerErrors,
     Metrics,
@@ -260,6 +261,22 @@ def test_history_is_written_and_read(tmp_path: Path) -> None:
         }
     )
     assert History.read(tmp_path).to_dict() == history.to_dict()
+
+
+def test_held_out_losses_are_written_and_read(tmp_path: Path) -> None:
+    """The first point is before training, the least the result; a method that looked once has that only."""
+    looks = {"module 1/2": [(0, 4.0), (5, 1.0), (9, 2.0)], "module 2/2": [(9, 3.0)]}
+    found = {name: HeldOut.of(curve) for name, curve in looks.items()}
+    metrics = Metrics(heldout=found)
+    content = metrics.to_dict()
+    assert content["heldout"] == {
+        "module 1/2": {"before": 4.0, "end": 2.0, "best": 1.0, "best_step": 5},
+        "module 2/2": {"before": None, "end": 3.0, "best": 3.0, "best_step": None},
+    }
+    assert Metrics.from_dict(content).heldout == found
+    assert "heldout" not in Metrics().to_dict()
+    History(heldout=looks).write(tmp_path)
+    assert History.read(tmp_path).heldout["module 1/2"] == [[0, 4.0], [5, 1.0], [9, 2.0]]
 
 
 # -- the folder --------------------------------------------------------------------------------------------

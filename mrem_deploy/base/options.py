@@ -35,6 +35,7 @@ def option(
     shown: str | None = None,
     decides: bool = True,
     rare: bool = False,
+    before: Any = dataclasses.MISSING,
 ) -> Any:
     """A field that is an option.
 
@@ -42,13 +43,16 @@ def option(
     shown: the default as `--help` shows it, where `default` does not say it.
     decides: it changes the result, so a resumed run must have the same value.
     rare: few people need it; it is listed last in its group.
+    before: of a young option the value that stands for what was done before there was the option. A recipe
+    with that value is the recipe without the option: its digest stays, and an old run can be resumed.
     """
     if shown is None:
         shown = {True: "on", False: "off"}.get(default) if isinstance(default, bool) else str(default)
         shown = "" if default in (None, ()) else shown
     metadata = {"help": help, "group": group, "choices": choices, "least": least}
     return dataclasses.field(
-        default=default, metadata=metadata | {"shown": shown, "decides": decides, "rare": rare}
+        default=default,
+        metadata=metadata | {"shown": shown, "decides": decides, "rare": rare, "before": before},
     )
 
 

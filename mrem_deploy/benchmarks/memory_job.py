@@ -23,7 +23,7 @@ from mrem_deploy.base.units import MIB
 from mrem_deploy.benchmarks.geometry import Geometry, random_model, random_tokens
 
 if TYPE_CHECKING:
-    from mrem_deploy.train.streams import ActivationCache
+    from mrem_deploy.train.activation_cache import ActivationCache
 
 BYTES_PER_VALUE = 4
 STREAMS = 2  # full precision and quantized
@@ -104,12 +104,15 @@ def measure(job: Job) -> Measured:
     import torch
 
     from mrem_deploy.base.machine import PeakMemory, keep_large_blocks
+    from mrem_deploy.data.encoded import BatchSchedule
     from mrem_deploy.models.partition import module_cuts
     from mrem_deploy.models.parts import carve
     from mrem_deploy.recipe import Recipe
+    from mrem_deploy.train.activation_cache import CacheSettings
     from mrem_deploy.train.job import TrainSettings
-    from mrem_deploy.train.mrem_s import train_module
-    from mrem_deploy.train.streams import CacheSettings, Streams
+    from mrem_deploy.train.module import ModuleTrainer
+    from mrem_deploy.train.mrem_s import ModuleCheckpoint, train_module
+    from mrem_deploy.train.streams import Streams
     from mrem_deploy.train.student import make_student
 
     if job.threads:
@@ -134,11 +137,13 @@ def measure(job: Job) -> Measured:
         ):
             if streams.cache is None and not full.first:
                 mapped_before = _mapped_mb()
-                streams.cache = filled_cache(job)
+                streams.cache, streams.clean_at, streams.noisy_at = filled_cache(job), 1, 1
             name = f"module {index + 1}/{job.modules}"
             began = time.perf_counter()
             with PeakMemory("cpu") as peak:
-                curve = train_module(full, quantized, index, name, streams, settings, None, 0)
+                trainer = ModuleTrainer(full, quantized, settings)
+                schedule = BatchSchedule(calibration.lengths, job.batch_size, job.seed + 1 + index)
+                curve = train_module(trainer, name, streams, schedule, ModuleCheckpoint(None, name, trainer))
             seconds = time.perf_counter() - began
             losses.append(curve[-1][1])
             resident = streams.cache.megabytes if streams.cache else 0.0
@@ -173,7 +178,7 @@ def filled_cache(job: Job) -> ActivationCache:
     import torch
 
     from mrem_deploy.data.encoded import sorted_batches
-    from mrem_deploy.train.streams import ActivationCache
+    from mrem_deploy.train.activation_cache import ActivationCache
 
     lengths = np.full(job.examples, job.length, dtype=np.int64)
     cache = ActivationCache(lengths, job.geometry.hidden, 0.0 if job.on_disk else float("inf"), job.cache_dir)

@@ -23,12 +23,9 @@ HEAD_OF_KIND = {
 class Defaults:
     """Defaults of options that depend on the task. Fine-tuning uses only the length.
 
-    SQuAD has the paper's values: 4,000 steps at 5e-5, 384 tokens. GLUE has the paper's 2,000 steps, at five
-    times its rate of 1e-4, which docs/findings.md shows to be better.
+    SQuAD has the paper's 384 tokens.
     """
 
-    steps: int = 2000
-    lr: float = 5e-4
     max_length: int = 128
 
 
@@ -111,7 +108,7 @@ _SQUAD = Task(
     also=("exact",),
     more_columns=("id",),
     spellings=("squad1", "squad1.1", "squad_v1", "squad_v1.1"),
-    defaults=Defaults(steps=4000, lr=5e-5, max_length=384),
+    defaults=Defaults(max_length=384),
 )
 _SENTENCES = Task(
     "token-classification",

@@ -61,13 +61,37 @@ class Rows(Protocol):
 
 
 R = TypeVar("R", bound=Rows)
+HELD_OUT = 0x4E1D  # the draw of held-out rows has its own random numbers
+MOST_HELD_OUT = 8  # at most one of so many rows is held out
 
 
 def sample(examples: R, size: int, seed: int) -> R:
     """`size` rows drawn at random without replacement; all of them in order if there are no more."""
     if size >= len(examples):
         return examples
-    return examples.take(np.random.default_rng(seed).choice(len(examples), size=size, replace=False))
+    return examples.take(drawn_rows(len(examples), size, seed))
+
+
+def drawn_rows(count: int, size: int, seed: int) -> np.ndarray:
+    """The rows that `sample` takes of `count`."""
+    if size >= count:
+        return np.arange(count)
+    return np.random.default_rng(seed).choice(count, size=size, replace=False)
+
+
+def split_rows(count: int, size: int, held: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows that `sample` takes, and up to `held` others that are set apart, drawn at random.
+
+    At most an eighth of all rows is set apart. If too few are left for that, they are some of those
+    that `sample` takes, and the first array is without them.
+    """
+    drawn = drawn_rows(count, size, seed)
+    source = np.setdiff1d(np.arange(count), drawn)
+    wanted = min(held, count // MOST_HELD_OUT)
+    if len(source) < wanted:
+        source, wanted = drawn, min(held, len(drawn) // MOST_HELD_OUT)
+    apart = np.random.default_rng([seed, HELD_OUT]).choice(source, size=wanted, replace=False)
+    return drawn[~np.isin(drawn, apart)], apart
 
 
 def encode(tokenizer: Any, texts: Texts, max_length: int) -> Encoded:

@@ -58,6 +58,7 @@ class PartOutput:
     hidden: list[torch.Tensor]  # output of each block, (B, T, H)
     outputs: list[torch.Tensor]  # logits (or the final hidden state of a bare encoder), for the last module
     per_token: bool = False  # whether `outputs` follow the tokens, (B, T, …), or the sentence, (B, classes)
+    bare: bool = False  # whether `outputs` are a hidden state: the model has no head
 
 
 class Part(nn.Module):
@@ -68,6 +69,7 @@ class Part(nn.Module):
         found = anatomy(model)
         count = len(found.blocks)
         self.first, self.last = start == 0, stop == count
+        self.bare = found.base == ""  # an encoder without a head
         self.start, self.stop = start, stop
         blocks = [model.get_submodule(name) for name in found.blocks[start:stop]]
         base = model.get_submodule(found.base)
@@ -111,7 +113,7 @@ class Part(nn.Module):
         per_token = self.last and (outputs[0].dim() == 3 or "start_logits" in result)
         left = [self.unshifted(hidden, number) for number, hidden in enumerate(left, start=self.start + 1)]
         embedding = self.unshifted(entered[0], 0) if self.first else None
-        return PartOutput(embedding, left, outputs, per_token)
+        return PartOutput(embedding, left, outputs, per_token, self.bare)
 
     def unshifted(self, hidden: torch.Tensor, block: int) -> torch.Tensor:
         """The input of a block, without its shift."""

@@ -1,8 +1,9 @@
 """The files of a frozen model: packed integers in safetensors, with a JSON manifest next to them.
 
-The tensors have special names (`codes/…`, `scale/…`, `step/…` for the scales of activations, `full/…`)
-in a separate file, so that no library mistakes packed integers for ordinary weights. `FrozenModel.save` and
-`FrozenModel.read` (frozen.py) fill them and make a model of them again.
+The tensors have special names (`codes/…`, `scale/…`, `hot/…` for the hot rows of an embedding, `step/…` for
+the scales of activations, `full/…`) in a separate file, so that no library mistakes packed integers for
+ordinary weights. `FrozenModel.save` and `FrozenModel.read` (frozen.py) fill them and make a model of them
+again.
 """
 
 from __future__ import annotations

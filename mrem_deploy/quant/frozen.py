@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from mrem_deploy.models.parts import HIDDEN_SHIFTS
 from mrem_deploy.numerics import Grid, dequantize, from_stored, quantize, to_stored
 from mrem_deploy.quant import artifact
 from mrem_deploy.quant.artifact import Artifact
+from mrem_deploy.quant.hot_rows import HotRows
 from mrem_deploy.quant.insert import prepare, quantize_hidden, replace_module
 from mrem_deploy.quant.layers import ATTENTION, Matmul, QuantEmbedding, QuantLinear, input_scale
 from mrem_deploy.quant.quantizers import LearnedScale
@@ -47,9 +48,11 @@ class FrozenWeight:
     scale: torch.Tensor
     bits: int
     spacing: int = 1  # 2: a midrise grid
+    hot: HotRows | None = None  # rows of an embedding with 8 bits; here their scale is 0
 
     def values(self) -> torch.Tensor:
-        return self.codes.to(self.scale.dtype) * self.scale
+        values = self.codes.to(self.scale.dtype) * self.scale
+        return values if self.hot is None else values.index_copy_(0, self.hot.ids.long(), self.hot.values())
 
 
 @dataclass
@@ -97,7 +100,9 @@ class FrozenModel:
                 stored_codes = unpack(tensors[f"codes/{name}"].numpy(), entry["bits"], count)
                 spacing = _spacing_of(entry, name)
                 codes = torch.from_numpy(from_stored(stored_codes, spacing)).reshape(entry["shape"])
-                frozen.weights[name] = FrozenWeight(codes, tensors[f"scale/{name}"], entry["bits"], spacing)
+                hot = HotRows.read(tensors, name) if entry.get("hot_rows") else None
+                scale = tensors[f"scale/{name}"]
+                frozen.weights[name] = FrozenWeight(codes, scale, entry["bits"], spacing, hot)
             for name, entry in manifest["steps"].items():
                 frozen.scales[name] = FrozenScale(tensors[f"step/{name}"], Grid(**entry))
         except KeyError as error:
@@ -115,6 +120,7 @@ class FrozenModel:
             stored = to_stored(weight.codes.numpy().reshape(-1), weight.spacing)
             tensors[f"codes/{name}"] = torch.from_numpy(pack(stored, weight.bits))
             tensors[f"scale/{name}"] = weight.scale
+            tensors |= weight.hot.tensors(name) if weight.hot else {}
         for name, activation in self.scales.items():
             tensors[f"step/{name}"] = activation.scale
         tensors |= {f"shift/{block}": value for block, value in self.shifts.items()}
@@ -124,15 +130,23 @@ class FrozenModel:
         weights = {
             name: {"bits": weight.bits, "shape": list(weight.codes.shape)}
             | ({"grid": GRIDS[weight.spacing]} if weight.spacing in GRIDS else {})
+            | ({"hot_rows": len(weight.hot.ids)} if weight.hot else {})
             for name, weight in self.weights.items()
         }
         grids = {name: _grid_entry(activation.grid) for name, activation in self.scales.items()}
         return {"head": self.head, "weights": weights, "steps": grids, "notes": self.notes}
 
     def formula_mb(self) -> float:
-        """Σ quantized elements · bits/8 + 4 bytes for the rest: the paper's way of counting."""
+        """Σ quantized elements · bits/8 + 4 bytes for the rest: the paper's way of counting. Hot rows count
+        twice, with few bits and with 8, as they are stored."""
         packed = sum(weight.codes.numel() * weight.bits / 8 for weight in self.weights.values())
+        packed += sum(weight.hot.codes.numel() for weight in self.weights.values() if weight.hot)
         return (packed + 4 * sum(value.numel() for value in self.full.values())) / MIB
+
+    @property
+    def hot_rows(self) -> int:
+        """Rows of the word embedding that have 8 bits instead of its few."""
+        return sum(len(weight.hot.ids) for weight in self.weights.values() if weight.hot)
 
     def full_precision_mb(self) -> float:
         """The same model with every parameter in 4 bytes."""
@@ -171,9 +185,9 @@ def freeze(model: PreTrainedModel, head: str) -> FrozenModel:
         ):
             codes, scale = part.weight_quantizer.codes_and_scale(part.weight)
             grid = part.weight_quantizer.grid
-            frozen.weights[name] = FrozenWeight(
-                codes.to("cpu", torch.int8), scale.cpu().clone(), grid.bits, grid.spacing
-            )
+            weight = FrozenWeight(codes.to("cpu", torch.int8), scale.cpu().clone(), grid.bits, grid.spacing)
+            hot = part.hot_quantizer if isinstance(part, QuantEmbedding) else None
+            frozen.weights[name] = weight if hot is None else with_hot_rows(weight, hot.freeze(part.weight))
         if isinstance(part, LearnedScale) and not name.endswith("weight_quantizer"):
             frozen.scales[name] = FrozenScale(part.scale.detach().cpu().clone(), part.grid)
     packed = {f"{name}.weight" for name in frozen.weights}
@@ -182,6 +196,13 @@ def freeze(model: PreTrainedModel, head: str) -> FrozenModel:
             frozen.full[name] = value.detach().cpu().clone()
     frozen.shifts = {block: z.cpu().clone() for block, z in getattr(model, HIDDEN_SHIFTS, {}).items()}
     return frozen
+
+
+def with_hot_rows(weight: FrozenWeight, hot: HotRows) -> FrozenWeight:
+    """The weight with these hot rows, whose codes of few bits now count for nothing."""
+    ids, smallest = hot.ids.long(), weight.spacing - 1  # a midrise grid has no 0
+    codes = weight.codes.index_fill(0, ids, smallest)
+    return replace(weight, codes=codes, scale=weight.scale.index_fill(0, ids, 0), hot=hot)
 
 
 class FixedScale(nn.Module):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
 from mrem_deploy.models.architectures import Anatomy, anatomy
+from mrem_deploy.quant.hot_rows import make_hot_quantizer
 from mrem_deploy.quant.layers import ATTENTION, Matmul, QuantEmbedding, QuantLinear, _RegisteredMPNetAttention
 from mrem_deploy.quant.quantizers import LearnedScale, make_weight_quantizer
 from mrem_deploy.quant.spec import QuantSpec
@@ -50,10 +52,16 @@ def activation_points(found: Anatomy, spec: QuantSpec) -> dict[str, bool]:
     return {name: asymmetric and not spec.symmetric for name, asymmetric in points.items()}
 
 
-def insert_quantizers(model: PreTrainedModel, spec: QuantSpec, scales: dict[str, LearnedScale]) -> None:
+def insert_quantizers(
+    model: PreTrainedModel,
+    spec: QuantSpec,
+    scales: dict[str, LearnedScale],
+    counts: torch.Tensor | None = None,
+) -> None:
     """Turn a prepared model into the fake-quant model, in place.
 
-    `scales` holds the initial activation quantizers by the names of `activation_points`.
+    `scales` holds the initial activation quantizers by the names of `activation_points`. `counts` says how
+    often every token occurs in the calibration sentences: hot rows are chosen by it.
     Rules: (1) every linear but the head, and the word embedding, unless `keep_fp` matches its
     name; (2) q, k, v share the input quantizer of their attention module; (3) 32 bits mean
     identity; (4) the word embedding is quantized as `QuantSpec.embedding` says. If `keep_fp` matches
@@ -80,9 +88,11 @@ def insert_quantizers(model: PreTrainedModel, spec: QuantSpec, scales: dict[str,
             setattr(attention, product, Matmul(*sides))
     embedding = model.get_submodule(found.word_embedding)
     embedding.sparse = True  # also at full precision only rows that occur are updated
-    quantizer = make_weight_quantizer(embedding.weight, spec.embedding(found.word_embedding))
+    own = spec.embedding(found.word_embedding)
+    quantizer = make_weight_quantizer(embedding.weight, own)
     if not isinstance(quantizer, nn.Identity):
-        replace_module(model, found.word_embedding, QuantEmbedding(embedding, quantizer))
+        hot = make_hot_quantizer(embedding.weight, quantizer, own, counts)
+        replace_module(model, found.word_embedding, QuantEmbedding(embedding, quantizer, hot))
 
 
 def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:

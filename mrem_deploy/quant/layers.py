@@ -22,6 +22,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 from mrem_deploy.kernels import fake_quant_linear, fake_quant_matmul
 from mrem_deploy.kernels.quantized import Quantized
 from mrem_deploy.numerics import Grid
+from mrem_deploy.quant.hot_rows import HotRowQuantizer
 
 ATTENTION = "mrem"
 
@@ -69,15 +70,19 @@ class QuantEmbedding(nn.Module):
     that of quantizing the entire table, at the cost of the batch's rows only. For the same reason
     the gradient is sparse: the optimizer touches only rows that occurred."""
 
-    def __init__(self, embedding: nn.Embedding, weight_quantizer: Any) -> None:
+    def __init__(
+        self, embedding: nn.Embedding, weight_quantizer: Any, hot_quantizer: HotRowQuantizer | None = None
+    ) -> None:
         super().__init__()
         self.weight = embedding.weight
         self.padding_idx = embedding.padding_idx
         self.weight_quantizer: Any = weight_quantizer  # a WeightQuantizer with per-row state
+        self.hot_quantizer = hot_quantizer
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         rows = F.embedding(ids, self.weight, self.padding_idx, sparse=True)  # (B, T, H)
-        return self.weight_quantizer.rows(rows, ids)
+        quantized = self.weight_quantizer.rows(rows, ids)
+        return quantized if self.hot_quantizer is None else self.hot_quantizer(rows, ids, quantized)
 
 
 class Matmul(nn.Module):

@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.units import MIB
 from mrem_deploy.kernels import packed_size
 from mrem_deploy.models.architectures import Anatomy
+from mrem_deploy.quant.hot_rows import hot_bytes, tensor_names
 from mrem_deploy.quant.insert import activation_points, prepare
 from mrem_deploy.quant.sensitivity import CHOICES, MEASURES, Batch, Group, groups_of
 from mrem_deploy.quant.spec import QuantSpec
@@ -74,10 +76,12 @@ def choose_bits(
     budget_mb: float,
     measure: str,
     seed: int = 0,
+    counts: torch.Tensor | None = None,
 ) -> MixedBits:
     """The bits of every layer that fit the budget with the least sum of errors, as `measure` finds them.
 
-    The teacher gets our attention function; its outputs stay the same.
+    The teacher gets our attention function; its outputs stay the same. `counts` of the tokens choose the
+    embedding's hot rows.
     """
     found = prepare(teacher)
     groups = groups_of(found, spec)
@@ -94,7 +98,7 @@ def choose_bits(
             f"{least / MIB:.3f} MiB, {fixed / MIB:.3f} of them for what stays in full precision",
             f"give {math.ceil(1000 * least / MIB) / 1000:g} or more",
         )
-    errors = MEASURES[measure](teacher, groups, spec, batches, seed)
+    errors = MEASURES[measure](teacher, groups, spec, batches, seed, counts)
     chosen = allocate(costs, errors, budget - fixed)
     size = fixed + sum(cost[bits] for cost, bits in zip(costs, chosen, strict=True))
     return MixedBits(
@@ -107,10 +111,14 @@ def choose_bits(
 
 
 def layer_bytes(model: PreTrainedModel, name: str, bits: int, found: Anatomy, spec: QuantSpec) -> int:
-    """Packed codes and scales of one layer."""
+    """Packed codes and scales of one layer; of the embedding its hot rows as well."""
     weight = model.get_submodule(name).weight
-    given = spec.embedding(name) if name == found.word_embedding else spec.linear(name)
-    return packed_size(weight.numel(), bits) + SCALE_BYTES * (weight.shape[0] if given.per_channel else 1)
+    if name != found.word_embedding:
+        rows, hot = (weight.shape[0] if spec.linear(name).per_channel else 1), 0
+    else:
+        rows, hot = weight.shape[0], min(spec.hot_rows_at(bits), weight.shape[0])
+    headers = sum(map(_header_bytes, tensor_names(name))) if hot else 0
+    return packed_size(weight.numel(), bits) + SCALE_BYTES * rows + hot_bytes(hot, weight.shape[1]) + headers
 
 
 def fixed_bytes(model: PreTrainedModel, found: Anatomy, spec: QuantSpec, groups: Sequence[Group]) -> int:
@@ -122,8 +130,13 @@ def fixed_bytes(model: PreTrainedModel, found: Anatomy, spec: QuantSpec, groups:
     return (
         sum(value.numel() * value.element_size() for value in full.values())
         + SCALE_BYTES * len(scales)
-        + sum(len(name.encode()) + HEADER_BYTES for name in names)
+        + sum(map(_header_bytes, names))
     )
+
+
+def _header_bytes(name: str) -> int:
+    """What a tensor takes in the file's header."""
+    return len(name.encode()) + HEADER_BYTES
 
 
 def allocate(

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from mrem_deploy.base.progress import track
 from mrem_deploy.models.architectures import Anatomy, anatomy
 from mrem_deploy.models.parts import PartOutput, carve
+from mrem_deploy.quant.hot_rows import make_hot_quantizer
 from mrem_deploy.quant.quantizers import make_weight_quantizer
 from mrem_deploy.quant.spec import QuantSpec
 
@@ -40,14 +41,25 @@ def groups_of(found: Anatomy, spec: QuantSpec) -> list[Group]:
     return [tuple(names) for names in grouped.values()]
 
 
-def quantized_weight(model: PreTrainedModel, name: str, bits: int, spec: QuantSpec) -> torch.Tensor:
-    """The values that a layer's weight would have with so many bits, before any training."""
+def quantized_weight(
+    model: PreTrainedModel, name: str, bits: int, spec: QuantSpec, counts: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The values that a layer's weight would have with so many bits, before any training.
+
+    `counts` of the tokens choose the embedding's hot rows.
+    """
     weight = model.get_submodule(name).weight
     given = replace(spec, layer_bits=((name, bits),))
     own = given.embedding(name) if name == anatomy(model).word_embedding else given.linear(name)
     quantizer: Any = make_weight_quantizer(weight, own)
     codes, scale = quantizer.codes_and_scale(weight)
-    return (codes * scale).detach()
+    values = (codes * scale).detach()
+    hot = make_hot_quantizer(weight, quantizer, own, counts)
+    return (
+        values
+        if hot is None
+        else hot(weight, torch.arange(len(weight), device=weight.device), values).detach()
+    )
 
 
 def output_error(found: PartOutput, reference: PartOutput, mask: torch.Tensor) -> torch.Tensor:
@@ -75,7 +87,11 @@ def _weights(model: PreTrainedModel, values: dict[str, torch.Tensor]) -> Iterato
 
 @torch.no_grad()
 def by_error(
-    model: PreTrainedModel, groups: Sequence[Group], spec: QuantSpec, batches: Sequence[Batch]
+    model: PreTrainedModel,
+    groups: Sequence[Group],
+    spec: QuantSpec,
+    batches: Sequence[Batch],
+    counts: torch.Tensor | None = None,
 ) -> list[dict[int, float]]:
     """For every group and number of bits, the output error with that group alone quantized.
 
@@ -97,7 +113,7 @@ def by_error(
         first = _block_of(group[0], found)
         for bits in CHOICES:
             total = 0.0
-            values = {name: quantized_weight(model, name, bits, spec) for name in group}
+            values = {name: quantized_weight(model, name, bits, spec, counts) for name in group}
             with _weights(model, values):
                 for batch, inputs, reference in zip(batches, entering, references, strict=True):
                     state = inputs[first]
@@ -120,7 +136,12 @@ def _block_of(layer: str, found: Anatomy) -> int:
 
 
 def by_hessian(
-    model: PreTrainedModel, groups: Sequence[Group], spec: QuantSpec, batches: Sequence[Batch], seed: int
+    model: PreTrainedModel,
+    groups: Sequence[Group],
+    spec: QuantSpec,
+    batches: Sequence[Batch],
+    seed: int,
+    counts: torch.Tensor | None = None,
 ) -> list[dict[int, float]]:
     """For every group and number of bits, Σ tr(H)/n · ‖Q(w) − w‖² over its layers."""
     names = [name for group in groups for name in group]
@@ -145,7 +166,7 @@ def by_hessian(
     }
 
     def error(name: str, bits: int) -> float:
-        moved = quantized_weight(model, name, bits, spec) - model.get_submodule(name).weight
+        moved = quantized_weight(model, name, bits, spec, counts) - model.get_submodule(name).weight
         return curvature[name] * float(moved.double().square().sum())
 
     return [{bits: sum(error(name, bits) for name in group) for bits in CHOICES} for group in groups]
@@ -179,9 +200,12 @@ def _signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 Measure = Callable[
-    [PreTrainedModel, Sequence[Group], QuantSpec, Sequence[Batch], int], list[dict[int, float]]
+    [PreTrainedModel, Sequence[Group], QuantSpec, Sequence[Batch], int, torch.Tensor | None],
+    list[dict[int, float]],
 ]
 MEASURES: dict[str, Measure] = {
-    "error": lambda model, groups, spec, batches, seed: by_error(model, groups, spec, batches),
+    "error": lambda model, groups, spec, batches, seed, counts: by_error(
+        model, groups, spec, batches, counts
+    ),
     "hessian": by_hessian,
 }

@@ -10,6 +10,7 @@ from mrem_deploy.numerics import UNQUANTIZED_BITS
 WEIGHT_QUANTIZERS = ("auto", "twn", "midrise", "laq", "uniform")
 USUAL_QUANTIZERS = {2: "twn", 3: "uniform", 4: "laq", 8: "uniform"}  # by bits: what `auto` stands for
 TWO_BIT_QUANTIZERS = ("twn", "midrise")  # weights of other bits get the usual quantizer
+HOT_ROWS = {2: 64, 4: 64}  # rows of the word embedding at 8 bits that `auto` means, by its bits
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class WeightSpec:
     per_channel: bool = False  # one scale per row (output channel, or token of the embedding)
     quantizer: str = "auto"
     curvature: str = "identity"
+    hot_rows: int = 0  # of an embedding: rows that get 8 bits, at most
 
     @property
     def is_quantized(self) -> bool:
@@ -45,6 +47,7 @@ class QuantSpec:
     curvature: str = "identity"
     keep_fp: tuple[str, ...] = ()
     layer_bits: tuple[tuple[str, int], ...] = ()  # of layers that do not have the bits above
+    hot_rows: int | None = 0  # of the word embedding, below 8 bits; None: as many as its bits call for
 
     @property
     def quantizes_activations(self) -> bool:
@@ -66,5 +69,11 @@ class QuantSpec:
     def embedding(self, name: str) -> WeightSpec:
         """How the word embedding is quantized: always per channel, by the usual quantizer of its bits, unless
         one of 2 bits is asked for."""
+        bits = self.bits_of(name, self.embedding_bits)
         quantizer = self.weight_quantizer if self.weight_quantizer in TWO_BIT_QUANTIZERS else "auto"
-        return WeightSpec(self.bits_of(name, self.embedding_bits), per_channel=True, quantizer=quantizer)
+        return WeightSpec(bits, per_channel=True, quantizer=quantizer, hot_rows=self.hot_rows_at(bits))
+
+    def hot_rows_at(self, bits: int) -> int:
+        """How many rows of a word embedding of so many bits get 8; those of 8 and 32 bits need none."""
+        usual = HOT_ROWS.get(bits, 0)
+        return usual if self.hot_rows is None or bits not in HOT_ROWS else self.hot_rows

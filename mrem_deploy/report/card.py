@@ -56,7 +56,8 @@ def model_card(
         "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
         'outputs = model(**tokenizer("A sentence to try it on.", return_tensors="pt"))\n'
         "```",
-        f"The weights are stored as packed integers ({md(bits_words(bits))}). {_what_is_scored(metrics)}",
+        f"The weights are stored as packed integers ({md(bits_words(bits, metrics.hot_rows))}). "
+        f"{_what_is_scored(metrics)}",
         *_onnx_use(metrics.onnx),
         "## Results",
         md_table(summary.scores),

@@ -18,6 +18,7 @@ from mrem_deploy.base.format import NONE, count, duration, is_number, memory, mi
 from mrem_deploy.base.tables import Table, md, md_table
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.report.card import model_card
+from mrem_deploy.report.heldout import heldout_tables, heldout_warnings
 from mrem_deploy.report.html import html_page
 from mrem_deploy.report.methods import mixed_tables, qat_rows
 from mrem_deploy.report.plots import FEW_UNITS, Plot, draw_plots, ends, finite
@@ -64,9 +65,10 @@ def write_report(folder: Path, metrics: Metrics, history: History, recipe: Recip
         *_worker_tables(metrics.cost.workers),
         *mixed_tables(metrics.mixed),
         *_unit_tables(history.curves),
+        *heldout_tables(metrics),
         environment_table(metrics.environment),
     ]
-    warnings = _warnings(history)
+    warnings = [*_warnings(history), *heldout_warnings(metrics)]
     plots = draw_plots(history, metrics.size, metrics.parallel)
     settings = recipe.to_yaml().strip()
 
@@ -88,8 +90,9 @@ def _run_table(metrics: Metrics) -> Table:
         ("Task", words(metrics.task)),
         ("Data", data_words(metrics.data)),
         ("Method", f"{method}: {METHODS[method].title}" if method in METHODS else method),
-        ("Bits", f"{bits}: {bits_words(bits)}"),
+        ("Bits", f"{bits}: {bits_words(bits, metrics.hot_rows)}"),
         ("Calibration texts", count(metrics.cost.calibration_samples)),
+        *([("Held-out texts", count(metrics.cost.heldout_samples))] if metrics.cost.heldout_samples else []),
         ("Seed", words(metrics.seed)),
         *qat_rows(metrics.qat),
     ]

@@ -79,7 +79,7 @@ def draw_plots(history: History, size: Sizes, parallel: Parallel | None = None) 
     parallel = parallel or Parallel()
     trained = bool(history.curves)
     with plot_style():
-        drawn = [_loss(history.curves, parallel.teacher_forcing_steps), _ages(parallel.ages)]
+        drawn = [_loss(history, parallel.teacher_forcing_steps), _ages(parallel.ages)]
         drawn += [_layer_errors(history.layer_errors, trained), _size(size)]
         return [render(*parts) for parts in drawn if parts is not None]
 
@@ -99,13 +99,16 @@ def ends(points: np.ndarray) -> tuple[float, float]:
 _Parts = tuple[str, str, str, "Figure"]
 
 
-def _loss(curves: Mapping[str, Curve], forcing_steps: float) -> _Parts | None:
-    usable = {name: points for name, points in ((n, finite(c)) for n, c in curves.items()) if len(points)}
-    if not usable:
+def _loss(history: History, forcing_steps: float) -> _Parts | None:
+    curves, heldout = (
+        {name: points for name, points in ((n, finite(c)) for n, c in found.items()) if len(points)}
+        for found in (history.curves, history.heldout)
+    )
+    if not curves:
         return None
-    if len(usable) <= FEW_UNITS:
-        return _loss_of_few(usable, forcing_steps)
-    return _loss_of_many(usable, forcing_steps)
+    if len(curves) <= FEW_UNITS:
+        return _loss_of_few(curves, heldout, forcing_steps)
+    return _loss_of_many(curves, forcing_steps)
 
 
 def shade_forcing(axes: Axes, forcing_steps: float) -> str:
@@ -119,24 +122,35 @@ def shade_forcing(axes: Axes, forcing_steps: float) -> str:
     )
 
 
-def _loss_of_few(curves: Mapping[str, np.ndarray], forcing_steps: float) -> _Parts:
+def _loss_of_few(
+    curves: Mapping[str, np.ndarray], heldout: Mapping[str, np.ndarray], forcing_steps: float
+) -> _Parts:
     figure, axes = new_figure(3.7)
     shaded = shade_forcing(axes, forcing_steps)
-    lines = []
-    for index, points in enumerate(curves.values()):
+    lines, marks = [], []
+    for index, (name, points) in enumerate(curves.items()):
         colour, dash = _PALETTE[index % len(_PALETTE)], _DASHES[index // len(_PALETTE) % 2]
         x, middle, low, high = binned(points, 150)
         axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
         marker = "o" if len(x) == 1 else None
         lines += axes.plot(x, middle, color=colour, linestyle=dash, linewidth=2, marker=marker)
+        if name in heldout:
+            steps, losses = heldout[name].T
+            marks += axes.plot(
+                steps, losses, color=colour, linestyle="none", marker="D", markersize=6,
+                markeredgecolor=INK, markeredgewidth=0.8, zorder=4, clip_on=False,
+            )  # fmt: skip
     log_axis(axes)
     axes.set(xlabel="training step of the module", ylabel="reconstruction loss", title="Loss in training")
     axes.margins(x=0.01)
-    legend(axes, lines, [_short(name) for name in curves], loc="upper left", bbox_to_anchor=(1.01, 1))
+    names = [*map(_short, curves), *(["held-out"] if marks else [])]
+    legend(axes, [*lines, *marks[:1]], names, loc="upper left", bbox_to_anchor=(1.01, 1))
     caption = (
         "Each line is the mean of neighbouring steps, the band their lowest and highest value. Log scale. "
         "Losses of different modules are sums over different layers: compare shapes, not heights."
     )
+    if marks:
+        caption += " Diamonds: the same loss on held-out sentences, on which nothing is trained."
     return "loss", "Loss of every module", caption + shaded, figure
 
 

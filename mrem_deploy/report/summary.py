@@ -95,10 +95,17 @@ def terminal_summary(metrics: Metrics, folder: Path) -> str:
             *([f"against full precision: {accuracy.fidelity}"] if accuracy.fidelity else []),
             f"size: {size.full_precision_mb:.1f} → {size.quantized_mb:.1f} MiB",
             *([_onnx_line(metrics.onnx, accuracy.metric)] if metrics.onnx else []),
+            *([_heldout_line(metrics)] if metrics.heldout else []),
             f"time: {training} training, {total} in total; peak memory {memory(cost.peak_memory_mb)}",
             f"report: {folder / REPORT_HTML}",
         ]
     )
+
+
+def _heldout_line(metrics: Metrics) -> str:
+    """Short, to be compared with that of another run."""
+    losses = ", ".join(three_digits(module.best) for module in metrics.heldout.values())
+    return f"held-out loss by module: {losses}"
 
 
 def _onnx_line(onnx: Onnx, metric: str) -> str:
@@ -263,14 +270,17 @@ def times_smaller(size: Sizes) -> str:
     return f"{full / quantized:.1f}× smaller"
 
 
-def bits_words(bits: str) -> str:
-    """ "4-4-8" in words."""
+def bits_words(bits: str, hot_rows: int = 0) -> str:
+    """ "4-4-8" in words; `hot_rows` of the word embedding have 8 bits."""
     widths = bits.split("-")
+    hot = f" ({hot_rows} rows of them with 8 bits)" if hot_rows else ""
     if widths[0] == "auto":
-        return f"bits chosen layer by layer, {widths[1] if len(widths) > 1 else '8'}-bit activations"
+        activations = widths[1] if len(widths) > 1 else "8"
+        also = f", {hot_rows} rows of the word embeddings with 8 bits" if hot_rows else ""
+        return f"bits chosen layer by layer{also}, {activations}-bit activations"
     if len(widths) != 3:
         return f"{bits} bits"
-    parts = zip(widths, ("weights", "word embeddings", "activations"), strict=True)
+    parts = zip(widths, ("weights", f"word embeddings{hot}", "activations"), strict=True)
     return ", ".join(f"{kind} unquantized" if bit == "32" else f"{bit}-bit {kind}" for bit, kind in parts)
 
 

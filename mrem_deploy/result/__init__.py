@@ -22,6 +22,7 @@ from mrem_deploy.result.history import HISTORY, Curve, History, LayerErrors
 from mrem_deploy.result.metrics import (
     METRICS,
     Cost,
+    HeldOut,
     Metrics,
     Onnx,
     OnnxCheck,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from mrem_deploy.recipe import Recipe
 
 __all__ = [
-    "Accuracy", "CARD", "Cost", "Curve", "HISTORY", "History", "LayerErrors", "METRICS", "Metrics",
+    "Accuracy", "CARD", "Cost", "Curve", "HISTORY", "HeldOut", "History", "LayerErrors", "METRICS", "Metrics",
     "Onnx", "OnnxCheck", "PLOTS", "Parallel", "Qat", "RECIPE", "REPORT_HTML", "REPORT_MD",
     "Result", "Sizes", "WorkerCost", "open_result",
 ]  # fmt: skip

@@ -39,19 +39,22 @@ class History:
 
     curves: Mapping[str, Curve] = field(default_factory=dict)
     layer_errors: LayerErrors = field(default_factory=LayerErrors)
+    heldout: Mapping[str, Curve] = field(default_factory=dict)  # [[steps done, held-out loss], …] by module
 
     def to_dict(self) -> dict[str, Any]:
         errors = self.layer_errors
+        heldout = {name: [list(point) for point in curve] for name, curve in self.heldout.items()}
         return {
             "format": FORMAT,
             "curves": {name: [list(point) for point in curve] for name, curve in self.curves.items()},
             "layer_errors": {name: list(getattr(errors, name)) for name in ("layers", "before", "after")},
+            **({"heldout": heldout} if heldout else {}),
         }
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> History:
         errors = LayerErrors(**given(LayerErrors, content.get("layer_errors") or {}))
-        return cls(content.get("curves") or {}, errors)
+        return cls(content.get("curves") or {}, errors, content.get("heldout") or {})
 
     def write(self, folder: Path) -> None:
         write_json(folder / HISTORY, self.to_dict())

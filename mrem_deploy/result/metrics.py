@@ -72,11 +72,15 @@ class Cost:
     memory_kind: str = ""  # how it was measured
     workers: tuple[WorkerCost, ...] = ()
     calibration_samples: int | None = None
+    heldout_samples: int | None = None
     stages: Mapping[str, float] = field(default_factory=dict)  # seconds by name
 
     def to_dict(self) -> dict[str, Any]:
         workers = [worker.to_dict() for worker in self.workers]
-        return {**vars(self), "workers": workers, "stages": dict(self.stages)}
+        result = {**vars(self), "workers": workers, "stages": dict(self.stages)}
+        if self.heldout_samples is None:
+            del result["heldout_samples"]
+        return result
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Cost:
@@ -197,6 +201,32 @@ class Qat:
 
 
 @dataclass(frozen=True)
+class HeldOut:
+    """The loss of one module on sentences that nothing was trained on."""
+
+    before: float | None = None  # its training; None: not measured, as by all methods but mrem-s
+    end: float = math.nan  # of its training
+    best: float = math.nan  # in the state that is the result: compare methods by this one
+    best_step: int | None = None  # the training steps that led to it; None: there was no choice
+
+    @classmethod
+    def of(cls, curve: Sequence[tuple[int, float]]) -> HeldOut:
+        """From (steps done, loss), the first before training if there are several."""
+        end = curve[-1][1]
+        if len(curve) == 1:
+            return cls(None, end, end)
+        step, best = min(curve, key=lambda point: point[1])
+        return cls(curve[0][1], end, best, step)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> HeldOut:
+        return cls(**given(cls, content))
+
+
+@dataclass(frozen=True)
 class Metrics:
     """metrics.json: what the quantized model scores, and what it cost to make."""
 
@@ -205,6 +235,7 @@ class Metrics:
     model: str = ""
     method: str = ""
     bits: str = ""
+    hot_rows: int = 0  # rows of the word embedding with 8 bits
     seed: int | None = None
     accuracy: Accuracy = field(default_factory=lambda: Accuracy(""))
     cost: Cost = field(default_factory=Cost)
@@ -214,6 +245,7 @@ class Metrics:
     parallel: Parallel | None = None  # of MREM-P
     mixed: MixedBits | None = None  # with --bits auto
     qat: Qat | None = None
+    heldout: Mapping[str, HeldOut] = field(default_factory=dict)  # by module, from input to output
     base_model: str | None = None  # hub id and licence of the original, where they are known
     license: str | None = None
 
@@ -225,6 +257,7 @@ class Metrics:
             "model": self._source(),
             "method": self.method,
             "bits": self.bits,
+            **({"hot_rows": self.hot_rows} if self.hot_rows else {}),
             "seed": self.seed,
             "accuracy": self.accuracy.to_dict(),
             "cost": self.cost.to_dict(),
@@ -237,7 +270,9 @@ class Metrics:
             "size": self.size,
             "onnx": self.onnx,
         }
-        return result | {name: part.to_dict() for name, part in parts.items() if part is not None}
+        result |= {name: part.to_dict() for name, part in parts.items() if part is not None}
+        heldout = {name: module.to_dict() for name, module in self.heldout.items()}
+        return result | ({"heldout": heldout} if heldout else {})
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Metrics:
@@ -257,6 +292,7 @@ class Metrics:
                 "parallel": part(Parallel, content.get("parallel")),
                 "mixed": _mixed(content.get("mixed_precision")),
                 "qat": part(Qat, content.get("qat")),
+                "heldout": {n: HeldOut.from_dict(m) for n, m in (content.get("heldout") or {}).items()},
             }
         )
 

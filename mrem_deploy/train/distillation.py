@@ -22,7 +22,7 @@ from torch import nn
 
 from mrem_deploy.models.parts import Part, PartOutput
 from mrem_deploy.quant.layers import Matmul
-from mrem_deploy.train.loss import token_mse, valid_mse
+from mrem_deploy.train.loss import distributions, is_distribution, token_mse, valid_mse
 
 
 @dataclass(frozen=True)
@@ -97,27 +97,21 @@ def imitation_loss(student: Seen, teacher: Seen, mask: torch.Tensor, share: Amou
 
 
 def prediction_loss(
-    student: PartOutput, teacher: PartOutput, mask: torch.Tensor, share: Amount, bare: bool
+    student: PartOutput, teacher: PartOutput, mask: torch.Tensor, share: Amount
 ) -> torch.Tensor:
-    """−Σ softmax(teacher)·log softmax(student), in the form that fits the head.
+    """−Σ softmax(teacher)·log softmax(student), for each distribution that the head gives.
 
-    Classes of a sentence: over the classes. Classes of tokens: the same at every real token. Start and
-    end of an answer: over the real tokens, for each of the two. A regression (one output) and a bare
-    encoder (`bare`: its output is a hidden state) have no distribution: mean squared error.
+    A regression (one output) and a bare encoder have none: mean squared error.
     """
     pairs = list(zip(student.outputs, teacher.outputs, strict=True))
-    first = pairs[0][0]
-    if bare:
+    if student.bare:
         return _sum([token_mse(s, t, mask) for s, t in pairs]) * share.tokens
-    if not student.per_token and first.shape[-1] == 1:
+    if not is_distribution(student):
         return _sum([(s - t).square().mean() for s, t in pairs]) * share.examples
-    if student.per_token and first.dim() == 3:  # (B, T, classes)
-        real = mask.bool()
-        return _sum([soft_cross_entropy(s[real], t[real]) for s, t in pairs]) * share.tokens
-    if student.per_token:  # (B, T): where the answer begins, and where it ends
-        padding, never = mask == 0, torch.finfo(first.dtype).min
-        pairs = [(s.masked_fill(padding, never), t.masked_fill(padding, never)) for s, t in pairs]
-    return _sum([soft_cross_entropy(s, t) for s, t in pairs]) * share.examples
+    rows = distributions(student, teacher, mask)
+    by_token = student.per_token and student.outputs[0].dim() == 3
+    amount = share.tokens if by_token else share.examples
+    return _sum([soft_cross_entropy(s, t) for s, t in rows]) * amount
 
 
 def soft_cross_entropy(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:

@@ -27,10 +27,20 @@ class TrainSettings:
     step_lr: float  # of log s: the relative change of a scale per update
     batch_size: int
     seed: int
+    embedding_rate: float = 1.0  # learning rate of the embeddings, as a share of `lr`
+    output_loss: str = "mse"  # of the last module; see train/loss.py
 
     @classmethod
     def of(cls, recipe: Recipe) -> TrainSettings:
-        return cls(recipe.steps, recipe.lr, recipe.step_lr, recipe.batch_size, recipe.seed)
+        return cls(
+            recipe.steps,
+            recipe.lr,
+            recipe.step_lr,
+            recipe.batch_size,
+            recipe.seed,
+            recipe.embedding_rate,
+            recipe.output_loss,
+        )
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,7 @@ class TrainJob:
     store: CheckpointStore | None = None  # None: no checkpoints
     crew: Crew = field(default_factory=Crew)  # the workers of mrem-p
     score: Callable[[nn.Module], float] | None = None  # qat only: higher is better
+    holdout: Encoded | None = None  # sentences that nothing is trained on
 
     @property
     def settings(self) -> TrainSettings:
@@ -116,6 +127,7 @@ class TrainLog:
     """What the report shows."""
 
     curves: dict[str, Curve] = field(default_factory=dict)  # by module (rem: by matmul; qat: by stage)
+    heldout: dict[str, Curve] = field(default_factory=dict)  # by module: (steps done, held-out loss)
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     workers: list[WorkerReport] = field(default_factory=list)  # mrem-p: by rank
     ages: dict[str, Counter[int]] = field(default_factory=dict)  # mrem-p: age of used entries, by module

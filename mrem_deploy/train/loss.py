@@ -1,7 +1,8 @@
 """The module-wise reconstruction error (paper, equation 3), as a mean over real tokens.
 
 ℓ⁽ⁿ⁾ = Σ_l mean‖f̂_l − f_l‖² over the module's blocks, plus the same for the embedding output in
-the first module and for the logits in the last; every term has weight 1.
+the first module and for the logits in the last; every term has weight 1. `--output-loss` gives the
+logits another measure.
 """
 
 from __future__ import annotations
@@ -39,12 +40,89 @@ def valid_mse(
     return (squared * weights).sum() / weights.sum()
 
 
-def reconstruction_terms(student: PartOutput, teacher: PartOutput, mask: torch.Tensor) -> list[torch.Tensor]:
-    """One term per tensor that the module is trained on, in the order of execution."""
+def reconstruction_terms(
+    student: PartOutput, teacher: PartOutput, mask: torch.Tensor, output_loss: str = "mse"
+) -> list[torch.Tensor]:
+    """One term per tensor that the module is trained on, in the order of execution.
+
+    `output_loss` is the recipe's: what the terms of the model's outputs are.
+    """
     terms = []
     if student.embedding is not None and teacher.embedding is not None:
         terms.append(token_mse(student.embedding, teacher.embedding, mask))
     terms += [token_mse(s, t, mask) for s, t in zip(student.hidden, teacher.hidden, strict=True)]
-    for s, t in zip(student.outputs, teacher.outputs, strict=True):
-        terms.append(token_mse(s, t, mask) if student.per_token else (s - t).square().mean())
-    return terms
+    return terms + output_terms(student, teacher, mask, output_loss)
+
+
+def output_terms(
+    student: PartOutput, teacher: PartOutput, mask: torch.Tensor, output_loss: str
+) -> list[torch.Tensor]:
+    """The terms of a model's outputs; none where the module is not the last.
+
+    "mse": squared error. "kl": KL(teacher ‖ student) of the distributions that the logits stand for, at
+    temperature 1. "auto": "kl" where there are distributions. A regression (one output) has none and keeps
+    its squared error. So does a bare encoder, but with 1 − cosine of the sentence embeddings next to it.
+    """
+    if output_loss != "mse" and student.outputs:
+        if is_distribution(student):
+            return [kl_divergence(s, t) for s, t in distributions(student, teacher, mask)]
+        if student.bare:
+            squared = output_terms(student, teacher, mask, "mse")
+            return squared + cosine_terms(student.outputs[0], teacher.outputs[0], mask)
+    pairs = zip(student.outputs, teacher.outputs, strict=True)
+    return [token_mse(s, t, mask) if student.per_token else (s - t).square().mean() for s, t in pairs]
+
+
+def term_weights(output: PartOutput, mask: torch.Tensor, output_loss: str = "mse") -> list[float]:
+    """What the mean of each term is over: so many tokens, or so many sentences.
+
+    Terms of several batches, weighted by these, average to the terms of all their sentences together.
+    """
+    sentences, tokens = float(len(mask)), float(mask.sum())
+    weights = [tokens] * ((output.embedding is not None) + len(output.hidden))
+    spans = output.per_token and not output.bare and bool(output.outputs) and output.outputs[0].dim() == 2
+    by_token = output.per_token and not (spans and output_loss != "mse")
+    weights += [tokens if by_token else sentences] * len(output.outputs)
+    cosines = 2 if output.bare and output.outputs and output_loss != "mse" else 0
+    return weights + [sentences] * cosines
+
+
+# -- outputs ------------------------------------------------------------------------------------------------
+
+
+def is_distribution(output: PartOutput) -> bool:
+    """Whether the outputs are logits of a distribution: of classes, tags, or positions in a text."""
+    return not output.bare and (output.per_token or output.outputs[0].shape[-1] > 1)
+
+
+def distributions(
+    student: PartOutput, teacher: PartOutput, mask: torch.Tensor
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Each output of both models as rows of logits, one row for each distribution.
+
+    Classes of a sentence: a row per sentence. Classes of tokens: a row per real token. Start and end of an
+    answer: a row per sentence over its real tokens, for each of the two.
+    """
+    pairs = list(zip(student.outputs, teacher.outputs, strict=True))
+    first = student.outputs[0]
+    if student.per_token and first.dim() == 3:  # (B, T, classes)
+        real = mask.bool()
+        return [(s[real], t[real]) for s, t in pairs]
+    if student.per_token:  # (B, T)
+        padding, never = mask == 0, torch.finfo(first.dtype).min
+        return [(s.masked_fill(padding, never), t.masked_fill(padding, never)) for s, t in pairs]
+    return pairs
+
+
+def kl_divergence(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    """Mean over rows of Σ p·(log p − log q), p the teacher's distribution, q the student's."""
+    log_p, log_q = teacher.log_softmax(dim=-1), student.log_softmax(dim=-1)
+    return (log_p.exp() * (log_p - log_q)).sum(dim=-1).mean()
+
+
+def cosine_terms(student: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
+    """1 − cosine of both usual sentence embeddings: the mean over real tokens, and the first token."""
+    real = mask.to(student.dtype)[:, :, None]
+    means = [(value * real).sum(dim=1) / real.sum(dim=1) for value in (student, teacher)]
+    pairs = [(means[0], means[1]), (student[:, 0], teacher[:, 0])]
+    return [1.0 - torch.nn.functional.cosine_similarity(s, t, dim=-1).mean() for s, t in pairs]

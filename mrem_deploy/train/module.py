@@ -1,7 +1,8 @@
 """The training step of one module, shared by MREM-S and MREM-P.
 
 It knows nothing of processes, queues or caches. It takes a batch with the full-precision and the
-quantized input of the module, and returns the loss and both outputs (paper, algorithm 2).
+quantized input of the module, and returns the loss and both outputs (paper, algorithm 2). Where the
+teacher's outputs for the batch are known already, they replace its full-precision input and the teacher.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mrem_deploy.models.parts import Part
+from mrem_deploy.models.parts import Part, PartOutput
 from mrem_deploy.train.job import TrainSettings
 from mrem_deploy.train.loss import reconstruction_terms
 from mrem_deploy.train.optimizer import LocalOptimizer, finite
@@ -49,13 +50,17 @@ class ModuleTrainer:
         clean: torch.Tensor | None,
         noisy: torch.Tensor | None,
         forcing: float = 0.0,
+        target: PartOutput | None = None,
     ) -> StepResult:
         """Forward both, one update. The student reads λ·clean + (1−λ)·noisy; the first module
-        reads the token ids of `batch` instead, and ignores both."""
-        with torch.no_grad():
-            target = self.teacher(clean, batch)
+        reads the token ids of `batch` instead, and ignores both. The teacher runs unless there is a `target`.
+        """
+        if target is None:
+            with torch.no_grad():
+                target = self.teacher(clean, batch)
         output = self.student(forced(clean, noisy, forcing), batch)
-        loss = torch.stack(reconstruction_terms(output, target, batch["attention_mask"])).sum()
+        mask, output_loss = batch["attention_mask"], self.settings.output_loss
+        loss = torch.stack(reconstruction_terms(output, target, mask, output_loss)).sum()
         self.optimizer.update(loss, step)
         return StepResult(finite(loss, step), target.hidden[-1], output.hidden[-1].detach())
 

@@ -28,12 +28,18 @@ def finite(loss: torch.Tensor, step: int) -> float:
     return value
 
 
+def _is_table(part: nn.Module) -> bool:
+    """Whether it is the word embedding, of which only rows that occurred have gradients."""
+    return isinstance(part, QuantEmbedding) or getattr(part, "sparse", False)
+
+
 class LocalOptimizer:
     """AdamW for one set of layers: weights, scales, and the embedding rows that occurred.
 
     Scales have a separate learning rate. Nothing is decayed (latent weights are pulled towards the
     teacher already). Embedding rows get Adam with lazy moments, so that a step costs the batch's rows
-    and not 30,000 rows.
+    and not 30,000 rows. `settings.embedding_rate` lowers the rate of these rows and of all else in the
+    embeddings' module: what is trained there for rows that occur is wrong for those that never do.
     """
 
     def __init__(self, modules: Iterable[nn.Module], skip: frozenset[int], settings: TrainSettings) -> None:
@@ -41,18 +47,19 @@ class LocalOptimizer:
         self.settings = settings
         parts = [part for module in modules for part in module.modules()]
         scales = {id(p.log_scale): p.log_scale for p in parts if isinstance(p, LearnedScale)}
-        sparse = {
-            id(p.weight): p.weight
-            for p in parts
-            if isinstance(p, QuantEmbedding) or getattr(p, "sparse", False)
-        }
+        sparse = {id(p.weight): p.weight for p in parts if _is_table(p)}
         sparse_scales = {
             id(p.weight_quantizer.log_scale): p.weight_quantizer.log_scale
             for p in parts
             if isinstance(p, QuantEmbedding) and isinstance(p.weight_quantizer, LearnedScale)
         }
         every = {id(p): p for module in modules for p in module.parameters() if id(p) not in skip}
-        dense = [p for key, p in every.items() if key not in scales and key not in sparse]
+        homes = [part for part in parts if any(map(_is_table, part.children()))]
+        beside = {id(p) for home in homes for p in home.parameters()}
+        dense = {key: p for key, p in every.items() if key not in scales and key not in sparse}
+        near = [p for key, p in dense.items() if key in beside]
+        far = [p for key, p in dense.items() if key not in beside]
+        embedding_lr = settings.lr * settings.embedding_rate
         dense_scales = [p for key, p in scales.items() if key not in sparse_scales and key in every]
         self.parameters = list(every.values())
         self._loss_aware = [
@@ -65,7 +72,11 @@ class LocalOptimizer:
         self.optimizers: list[torch.optim.Optimizer] = []
         groups = [
             {"params": params, "lr": rate, "base_lr": rate}
-            for params, rate in ((dense, settings.lr), (dense_scales, settings.step_lr))
+            for params, rate in (
+                (far, settings.lr),
+                (dense_scales, settings.step_lr),
+                (near, embedding_lr),
+            )
             if params
         ]
         if groups:
@@ -74,7 +85,7 @@ class LocalOptimizer:
             )
         rows = [
             {"params": list(params.values()), "lr": rate, "base_lr": rate}
-            for params, rate in ((sparse, settings.lr), (sparse_scales, settings.step_lr))
+            for params, rate in ((sparse, embedding_lr), (sparse_scales, settings.step_lr))
             if params
         ]
         if rows:

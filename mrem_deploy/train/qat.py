@@ -17,7 +17,6 @@ import torch
 
 from mrem_deploy.base.progress import bar, say
 from mrem_deploy.data.encoded import BatchSchedule
-from mrem_deploy.models.architectures import anatomy
 from mrem_deploy.models.parts import carve
 from mrem_deploy.recipe import parse_epochs
 from mrem_deploy.train.checkpoint import Checkpoint, Notes, flatten_optimizers, restore_optimizers
@@ -71,7 +70,6 @@ class _Run:
         self.score, self.store = job.score, job.store
         whole = [0, job.teacher.config.num_hidden_layers]
         self.teacher, self.student = carve(job.teacher, whole)[0], carve(job.student, whole)[0]
-        self.bare = anatomy(job.teacher).base == ""
         self.device = next(job.student.parameters()).device
         self.at = Progress()
         self.log = TrainLog()
@@ -144,7 +142,7 @@ class _Run:
             return imitation_loss(watch(self.student, batch), target, mask, share)
         with torch.no_grad():
             target = self.teacher(None, batch)
-        return prediction_loss(self.student(None, batch), target, mask, share, self.bare)
+        return prediction_loss(self.student(None, batch), target, mask, share)
 
     def _evaluate(self) -> None:
         started = time.perf_counter()

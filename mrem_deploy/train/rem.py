@@ -21,11 +21,12 @@ from mrem_deploy.base.progress import bar
 from mrem_deploy.data.encoded import BatchSchedule
 from mrem_deploy.models.parts import Part, carve
 from mrem_deploy.quant.layers import Matmul, QuantEmbedding, QuantLinear
+from mrem_deploy.train.activation_cache import CacheSettings
 from mrem_deploy.train.checkpoint import CheckpointStore
 from mrem_deploy.train.job import Curve, TrainJob, TrainLog, TrainSettings
 from mrem_deploy.train.loss import valid_mse
 from mrem_deploy.train.optimizer import LocalOptimizer, finite
-from mrem_deploy.train.streams import CacheSettings, Streams
+from mrem_deploy.train.streams import Streams
 
 
 @dataclass
@@ -151,7 +152,7 @@ def _train_unit(
     unit: Unit, teacher: Part, student: Part, streams: Streams, settings: TrainSettings, shown: Any
 ) -> Curve:
     device = next(student.parameters()).device
-    schedule = BatchSchedule(streams.calibration.lengths, settings.batch_size, settings.seed)
+    schedule = BatchSchedule(streams.examples.lengths, settings.batch_size, settings.seed)
     optimizer = LocalOptimizer(unit.trainable(), frozenset(), settings)
     curve = []
     for step in range(settings.steps if optimizer.parameters else 0):

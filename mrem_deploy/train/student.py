@@ -10,9 +10,10 @@ from transformers import PreTrainedModel
 
 from mrem_deploy.base.progress import say
 from mrem_deploy.data.encoded import BatchSchedule, Encoded
-from mrem_deploy.models.architectures import Anatomy
+from mrem_deploy.models.architectures import Anatomy, anatomy
 from mrem_deploy.quant.calibrate import initial_scales
 from mrem_deploy.quant.centring import centre, channel_means, shifts_of
+from mrem_deploy.quant.hot_rows import token_counts
 from mrem_deploy.quant.insert import activation_points, insert_quantizers, prepare
 from mrem_deploy.quant.mixed import MixedBits, choose_bits
 from mrem_deploy.quant.spec import QuantSpec
@@ -48,7 +49,7 @@ def make_student(
     share = list(activation_points(found, spec))[crew.rank :: crew.world]
     own = initial_scales(student, found, spec, batches, share)
     scales = share_scales(crew, own)
-    insert_quantizers(student, spec, scales)
+    insert_quantizers(student, spec, scales, calibration_counts(teacher, calibration))
     return student.requires_grad_(True).to(device)
 
 
@@ -60,6 +61,12 @@ def _shared_means(
     plain = {name: mean.tolist() for name, mean in own.items()}
     shared = crew.exchange("the means of channels", plain, patient=True)[0]
     return {name: torch.tensor(values) for name, values in shared.items()}
+
+
+def calibration_counts(teacher: PreTrainedModel, calibration: Encoded) -> torch.Tensor:
+    """How often every row of the word embedding occurs in the calibration sentences."""
+    rows = teacher.get_submodule(anatomy(teacher).word_embedding).weight.shape[0]
+    return token_counts(calibration.columns["input_ids"], rows)
 
 
 def first_batches(
@@ -85,7 +92,10 @@ def chosen_bits(
         say(f"choosing bits per layer for {recipe.budget_mb:g} MiB")
         device = next(teacher.parameters()).device
         batches = list(first_batches(recipe, calibration, device, SENSITIVITY_BATCHES))
-        found = choose_bits(teacher, recipe.spec, batches, recipe.budget_mb, recipe.sensitivity, recipe.seed)
+        counts = calibration_counts(teacher, calibration)
+        found = choose_bits(
+            teacher, recipe.spec, batches, recipe.budget_mb, recipe.sensitivity, recipe.seed, counts
+        )
         chosen = found.to_dict()
         if store is not None:
             store.save(BITS_CHECKPOINT, {}, {"chosen": chosen})

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mrem_deploy.base.progress import say
 from mrem_deploy.data.encoded import Encoded
 from mrem_deploy.data.task_data import Columns, TaskData, open_task
-from mrem_deploy.data.texts import encode, sample
+from mrem_deploy.data.texts import drawn_rows, encode, sample, split_rows
 from mrem_deploy.evaluate.evaluation import Evaluation, weights_digest
 from mrem_deploy.models.loading import load_model
 from mrem_deploy.preflight import check_labels, check_model
@@ -31,6 +32,8 @@ class Loaded:
     tokenizer: PreTrainedTokenizerBase
     calibration: Encoded
     training: Encoded | None  # the training split, for methods that need it
+    training_texts: int = 0  # in it; a long text may be several examples
+    holdout: Encoded | None = None  # sentences of the training split that nothing is trained on
 
     @property
     def head(self) -> str:
@@ -53,7 +56,8 @@ class Loaded:
             "calibration data": self.calibration.digest(),
             "model weights": self.weights,
         }
-        return identity | ({"training data": self.training.digest()} if self.training is not None else {})
+        more = {"training data": self.training, "held-out data": self.holdout}
+        return identity | {name: data.digest() for name, data in more.items() if data is not None}
 
 
 def load(run: Run) -> Loaded:
@@ -68,14 +72,20 @@ def load(run: Run) -> Loaded:
     )
     teacher, tokenizer = load_model(str(recipe.model), task_data.task.head)
     check_model(recipe, teacher)
-    texts = sample(task_data.train(), recipe.calib_size, recipe.seed)
+    every = task_data.train()
+    rows, apart = split_rows(len(every), recipe.calib_size, recipe.holdout, recipe.seed)
+    texts = every.take(rows)
     # Long contexts are several examples each; as many are drawn as there were to be.
     calibration = sample(encode(tokenizer, texts, recipe.max_length), recipe.calib_size, recipe.seed)
     check_labels(task_data, texts, teacher)
     teacher.to(run.device).requires_grad_(False)
-    training = None
+    holdout = None
+    if len(apart):
+        encoded = encode(tokenizer, every.take(apart), recipe.max_length)
+        holdout = sample(encoded, recipe.holdout, recipe.seed)
+    training, kept = None, rows
     if METHODS[recipe.method].needs_training_set:
-        every = task_data.train()
-        chosen = sample(every, recipe.train_size or len(every), recipe.seed)
-        training = encode(tokenizer, chosen, recipe.max_length)
-    return Loaded(recipe, task_data, teacher, tokenizer, calibration, training)
+        chosen = drawn_rows(len(every), recipe.train_size or len(every), recipe.seed)
+        kept = chosen[~np.isin(chosen, apart)]
+        training = encode(tokenizer, every.take(kept), recipe.max_length)
+    return Loaded(recipe, task_data, teacher, tokenizer, calibration, training, len(kept), holdout)

@@ -12,13 +12,13 @@ import torch
 from transformers import PreTrainedModel
 
 from mrem_deploy.base.format import count, duration
-from mrem_deploy.base.progress import say
 from mrem_deploy.base.units import MIB
 from mrem_deploy.models.architectures import anatomy
 from mrem_deploy.models.partition import module_cuts
 from mrem_deploy.recipe import Recipe, module_count, parse_epochs, parse_modules
+from mrem_deploy.recipe_defaults import PRESETS
+from mrem_deploy.train.activation_cache import CacheSettings
 from mrem_deploy.train.mrem_p.launch import devices, threads_each
-from mrem_deploy.train.streams import CacheSettings
 from mrem_deploy.walk.loading import Loaded
 from mrem_deploy.walk.scoring import TORCH_EXAMPLES, by_onnxruntime
 from mrem_deploy.walk.state import Run
@@ -27,35 +27,34 @@ from mrem_deploy.walk.timing import Timing, measure
 REM_COST = 2.5  # a step of REM for all matmuls of a block, in steps of MREM: each runs the block again
 QAT_COST = 1.2  # attention scores are compared as well
 ONNX_COST = 0.5  # a forward pass in onnxruntime, in full-precision passes in torch
-SHORT_STEPS, SHORT_RATE, SMALL_BATCH, FEW_EXAMPLES = 500, 1e-3, 16, 1000  # of suggested shorter runs
+SMALL_BATCH, FEW_EXAMPLES = 16, 1000  # of suggested shorter runs
 WORTH_SAYING = 0.9  # a suggestion must save a tenth of the time
 
 
-def announce(run: Run, loaded: Loaded) -> None:
-    """Print the plan of a new run."""
-    if run.crew.leads and not run.store.resumed:
-        for line in plan_of(run, loaded).lines():
-            say(line)
-
-
-def plan_of(run: Run, loaded: Loaded) -> Plan:
-    """Time a few steps and multiply."""
+def planner_of(run: Run, loaded: Loaded) -> Planner:
+    """Time a few steps; the result plans any number of them."""
     recipe = run.recipe
     workers = run.crew.world if run.crew.world > 1 else planned_workers(recipe, run.device)
     if workers > run.crew.world:  # planned, not started: each will have a share of the threads
         torch.set_num_threads(threads_each(recipe.threads, workers))
     data = loaded.calibration if loaded.training is None else loaded.training
-    return make_plan(
-        recipe,
-        shape_of(loaded.teacher, recipe),
-        measure(loaded.teacher, recipe, data),
-        sentences=len(data),
-        threads=torch.get_num_threads(),
-        workers=workers,
-        cache_budget_mib=CacheSettings.of(recipe).max_memory_mb,
-        profiles=len(run.profiles),
-        evaluation_examples=recipe.eval_size or None,
-    )
+    shape, timing = shape_of(loaded.teacher, recipe), measure(loaded.teacher, recipe, data)
+    threads = torch.get_num_threads()
+
+    def plan(changed: Recipe) -> Plan:
+        return make_plan(
+            changed,
+            shape,
+            timing,
+            sentences=len(data),
+            threads=threads,
+            workers=workers,
+            cache_budget_mib=CacheSettings.of(recipe).max_memory_mb,
+            profiles=len(run.profiles),
+            evaluation_examples=recipe.eval_size or None,
+        )
+
+    return plan
 
 
 def planned_workers(recipe: Recipe, device: torch.device) -> int:
@@ -63,6 +62,9 @@ def planned_workers(recipe: Recipe, device: torch.device) -> int:
     if recipe.method != "mrem-p":
         return 1
     return min(module_count(recipe.modules), recipe.workers or devices(device))
+
+
+Planner = Callable[[Recipe], "Plan"]  # for recipes that differ in how much they train
 
 
 @dataclass(frozen=True)
@@ -260,10 +262,8 @@ def _shorter(
     training = sum(stage.seconds for stage in plan.stages if stage.name == "train")
     choices: list[tuple[str, float]] = []
     if recipe.method in ("mrem-s", "mrem-p", "rem"):
-        if recipe.steps > SHORT_STEPS:
-            rate = max(recipe.lr, SHORT_RATE)
-            fewer = planned(replace(recipe, steps=SHORT_STEPS, lr=rate))
-            choices.append((f"--steps {SHORT_STEPS} --lr {rate:g}", fewer.seconds))
+        for steps in (preset.steps for preset in PRESETS.values() if preset.steps < recipe.steps):
+            choices.append((f"--steps {steps}", planned(replace(recipe, steps=steps)).seconds))
         if recipe.batch_size > SMALL_BATCH:
             saved = training * (1 - SMALL_BATCH / recipe.batch_size)  # a step costs what its sentences cost
             choices.append((f"--batch-size {SMALL_BATCH}", plan.seconds - saved))

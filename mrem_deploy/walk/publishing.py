@@ -17,7 +17,7 @@ from mrem_deploy.quant import artifact
 from mrem_deploy.quant.frozen import FrozenModel
 from mrem_deploy.recipe import Recipe, parse_epochs
 from mrem_deploy.report.page import write_report
-from mrem_deploy.result import RECIPE, History, Metrics, Onnx, Parallel, Qat, Result, Sizes
+from mrem_deploy.result import RECIPE, HeldOut, History, Metrics, Onnx, Parallel, Qat, Result, Sizes
 from mrem_deploy.walk.loading import Loaded
 from mrem_deploy.walk.scoring import score
 from mrem_deploy.walk.state import Run
@@ -46,9 +46,9 @@ def publish(
         write_text(folder / RECIPE, recipe.to_yaml())
         model = export(folder, run.profiles, frozen) if run.profiles else None
         onnx = score(recipe, evaluation, quantized, model)
-        metrics = measured(run, loaded, trained, sizes(frozen, folder, onnx), onnx)
+        metrics = measured(run, loaded, trained, sizes(frozen, folder, onnx), onnx, frozen.hot_rows)
         metrics.write(folder)
-        history = History(trained.log.curves, trained.errors)
+        history = History(trained.log.curves, trained.errors, trained.log.heldout)
         history.write(folder)
         write_examples(folder, evaluation, loaded.teacher.config)
         write_report(folder, metrics, history, recipe)
@@ -76,7 +76,9 @@ def sizes(frozen: FrozenModel, folder: Path, onnx: Onnx | None) -> Sizes:
     )
 
 
-def measured(run: Run, loaded: Loaded, trained: Trained, size: Sizes, onnx: Onnx | None) -> Metrics:
+def measured(
+    run: Run, loaded: Loaded, trained: Trained, size: Sizes, onnx: Onnx | None, hot_rows: int
+) -> Metrics:
     """metrics.json."""
     recipe, task_data, log = run.recipe, loaded.task_data, trained.log
     parallel = None
@@ -86,8 +88,7 @@ def measured(run: Run, loaded: Loaded, trained: Trained, size: Sizes, onnx: Onnx
         parallel = Parallel(staleness, log.forcing_steps, ages)
     qat = None
     if loaded.training is not None:
-        split = len(task_data.train())
-        samples = min(recipe.train_size or split, split)
+        split, samples = len(task_data.train()), loaded.training_texts
         qat = Qat(parse_epochs(recipe.qat_epochs), samples, split, len(loaded.training), log.choice)
     return Metrics(
         task=task_data.task.name,
@@ -95,6 +96,7 @@ def measured(run: Run, loaded: Loaded, trained: Trained, size: Sizes, onnx: Onnx
         model=str(recipe.model),
         method=recipe.method,
         bits=recipe.bits,
+        hot_rows=hot_rows,
         seed=recipe.seed,
         accuracy=loaded.evaluation.accuracy(),
         cost=replace(trained.cost, total_seconds=run.seconds()),
@@ -104,4 +106,5 @@ def measured(run: Run, loaded: Loaded, trained: Trained, size: Sizes, onnx: Onnx
         parallel=parallel,
         mixed=trained.mixed,
         qat=qat,
+        heldout={name: HeldOut.of(curve) for name, curve in log.heldout.items()},
     )

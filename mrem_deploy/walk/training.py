@@ -17,7 +17,8 @@ from mrem_deploy.evaluate.predict import torch_predictor
 from mrem_deploy.quant.mixed import MixedBits
 from mrem_deploy.result import Cost, LayerErrors, WorkerCost
 from mrem_deploy.train import METHODS
-from mrem_deploy.train.job import ProcessCost, TrainJob, TrainLog
+from mrem_deploy.train.heldout import final_losses
+from mrem_deploy.train.job import Curve, ProcessCost, TrainJob, TrainLog
 from mrem_deploy.train.student import chosen_bits, make_student
 from mrem_deploy.walk.loading import Loaded
 from mrem_deploy.walk.state import Run
@@ -51,13 +52,15 @@ def train(run: Run, loaded: Loaded) -> Trained:
         before = layer_errors(teacher, student, calibration, probe) if run.crew.leads else {}
         data = calibration if loaded.training is None else loaded.training
         score = None if loaded.training is None else scorer_of(loaded)
-        job = TrainJob(teacher, student, data, recipe, run.store, run.crew, score)
+        job = TrainJob(teacher, student, data, recipe, run.store, run.crew, score, loaded.holdout)
         log = METHODS[recipe.method].train(job)
         seconds = time.perf_counter() - started + run.store.earlier_seconds
         own = ProcessCost(memory.mb, time.process_time() - cpu_started)
         costs = [ProcessCost(**cost) for cost in run.crew.exchange("the sum of costs", own.to_dict())]
     run.use_all_cores()
     after = layer_errors(teacher, student, calibration, probe) if run.crew.leads else {}
+    if loaded.holdout is not None and run.crew.leads and not log.heldout:
+        log.heldout = measured_at_the_end(log, final_losses(teacher, student, loaded.holdout, recipe))
     cost = Cost(
         train_seconds=seconds,
         # On a shared machine fairer than the clock. A resumed run does not know its first part's.
@@ -66,9 +69,16 @@ def train(run: Run, loaded: Loaded) -> Trained:
         memory_kind=memory.kind + (", of the largest worker" if run.crew.world > 1 else ""),
         workers=WorkerCost.of_all(costs, log.workers),
         calibration_samples=len(calibration),
+        heldout_samples=len(loaded.holdout) if loaded.holdout is not None else None,
         stages=log.seconds,
     )
     return Trained(student, log, mixed, LayerErrors.between(before, after), cost)
+
+
+def measured_at_the_end(log: TrainLog, losses: dict[str, float]) -> dict[str, Curve]:
+    """Held-out losses of a method that does not look at them while it trains: a point each."""
+    last = max((curve[-1][0] + 1 for curve in log.curves.values() if curve), default=0)
+    return {name: [(last, loss)] for name, loss in losses.items()}
 
 
 def scorer_of(loaded: Loaded) -> Callable[[nn.Module], float]:

@@ -96,6 +96,8 @@ def run_cell(cell: tuple[str, str, str], root: Path) -> Path:
         "init-batches": 2,
         "kernels": "reference",
         "scored-by": "torch",
+        "holdout": 0,
+        "teacher-cache": "never",
         # Every method freezes to the same kind of model: one of them shows what the export makes of it.
         "export": PROFILES if method == "mrem-s" else "none",
     }

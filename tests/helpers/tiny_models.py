@@ -157,6 +157,7 @@ def train_job(
     cuts: list[int] | None = None,
     store: CheckpointStore | None = None,
     score: Callable[[nn.Module], float] | None = None,
+    holdout: Encoded | None = None,
     **changes: Any,
 ) -> TrainJob:
     """A job of a few steps, as `settings` has them; `changes` are options of the recipe."""
@@ -165,7 +166,7 @@ def train_job(
     values |= {"qat_lr": 3e-3} if changes.get("method") == "qat" else {"lr": 3e-3}
     if cuts is not None:
         values["modules"] = "".join(f"{cut}," for cut in cuts[1:-1]) or "1"
-    return TrainJob(teacher, student, data, Recipe(**(values | changes)), store, score=score)
+    return TrainJob(teacher, student, data, Recipe(**(values | changes)), store, score=score, holdout=holdout)
 
 
 def state_of(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -123,20 +123,20 @@ def test_a_frozen_model_keeps_its_shifts(tmp_path: Path) -> None:
 def test_auto_centres_four_bit_activations() -> None:
     assert Recipe(bits="2-2-4").centres
     assert not Recipe(bits="2-2-8").centres
-    assert Recipe(bits="2-2-8", centring="on").centres
-    assert not Recipe(bits="2-2-4", centring="off").centres
+    assert Recipe(bits="2-2-8", centring="always").centres
+    assert not Recipe(bits="2-2-4", centring="never").centres
 
 
 def test_the_graph_gets_no_operator(tmp_path: Path) -> None:
     """Trained, exported and validated; the graph has the operators of the same run without centring."""
     graphs = {}
     with workshop_in(tmp_path) as root:
-        for centring in ("on", "off"):
+        for centring in ("always", "never"):
             job = job_in(root, centring, bits="2-2-4", steps=2, export="ort-cpu", centring=centring)
             assert job.run() == 0
             model = onnx.load(root / centring / "model.onnx")
             graphs[centring] = Counter(node.op_type for node in model.graph.node)
-    assert graphs["on"] == graphs["off"]
+    assert graphs["always"] == graphs["never"]
 
 
 @pytest.mark.parametrize("method", ["mrem-p", "rem"])

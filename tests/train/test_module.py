@@ -132,11 +132,12 @@ def test_one_update_by_hand() -> None:
 def test_rates_decay_linearly(step: int, left: float) -> None:
     _, student = tiny_pair(spec=QuantSpec(3, 8, 8))
     part = carve(student, [0, 3])[0]
-    optimizer = LocalOptimizer([part.view], frozenset(), settings(steps=10, lr=2e-3, step_lr=3e-2))
+    given = settings(steps=10, lr=2e-3, step_lr=3e-2, embedding_rate=0.1)
+    optimizer = LocalOptimizer([part.view], frozenset(), given)
     optimizer.update(part(None, tiny_batch()).outputs[0].sum(), step)
     rates = {type(o).__name__: [group["lr"] for group in o.param_groups] for o in optimizer.optimizers}
-    expected = [pytest.approx(2e-3 * left), pytest.approx(3e-2 * left)]
-    assert rates == {"AdamW": expected, "SparseAdam": expected}
+    weights, scales, embeddings = (pytest.approx(rate * left) for rate in (2e-3, 3e-2, 2e-4))
+    assert rates == {"AdamW": [weights, scales, embeddings], "SparseAdam": [embeddings, scales]}
     assert all(
         group.get("weight_decay", 0.0) == 0.0 for o in optimizer.optimizers for group in o.param_groups
     )
@@ -151,8 +152,17 @@ def test_each_parameter_is_in_one_group() -> None:
     assert len(listed) == len(set(listed))
     assert set(listed) == {id(p) for p in student.parameters()}
     names = {id(p): name for name, p in student.named_parameters()}
-    dense, dense_steps, rows, row_steps = ({names[id(p)] for p in group} for group in groups)
+    dense, dense_steps, beside, rows, row_steps = ({names[id(p)] for p in group} for group in groups)
     words = "bert.embeddings.word_embeddings"
+    assert beside == {
+        f"bert.embeddings.{name}"
+        for name in (
+            "position_embeddings.weight",
+            "token_type_embeddings.weight",
+            "LayerNorm.weight",
+            "LayerNorm.bias",
+        )
+    }
     assert rows == {f"{words}.weight"}
     assert row_steps == {f"{words}.weight_quantizer.log_scale"}
     assert all(name.endswith("log_scale") for name in dense_steps)

@@ -25,11 +25,12 @@ from tiny_models import (
 from mrem_deploy.data.encoded import sorted_batches
 from mrem_deploy.models.parts import carve
 from mrem_deploy.quant.spec import QuantSpec
-from mrem_deploy.train import checkpoint
+from mrem_deploy.train import checkpoint, mrem_s
+from mrem_deploy.train.activation_cache import ActivationCache, CacheSettings
 from mrem_deploy.train.checkpoint import CheckpointStore
 from mrem_deploy.train.module import ModuleTrainer
 from mrem_deploy.train.mrem_s import train_mrem_s
-from mrem_deploy.train.streams import ActivationCache, CacheSettings, Streams
+from mrem_deploy.train.streams import Streams
 
 ON_DISK = {"max_memory": "0MB"}
 EVERY_BLOCK = [0, 1, 2, 3]
@@ -42,6 +43,7 @@ STEPS = 6
 class Run:
     state: dict[str, torch.Tensor]
     curves: dict[str, list[tuple[int, float]]]
+    heldout: dict[str, list[tuple[int, float]]]
     stages: list[str]
 
 
@@ -55,9 +57,10 @@ def run(
     """A student made anew, as a new process would make it, and trained."""
     teacher, student = tiny_pair(kind, spec=spec)
     before = state_of(teacher)
-    log = train_mrem_s(train_job(teacher, student, tiny_encoded(kind), cuts, store, steps=STEPS, **changes))
+    options = {"steps": STEPS, "holdout": tiny_encoded(kind, count=4, seed=7)} | changes
+    log = train_mrem_s(train_job(teacher, student, tiny_encoded(kind), cuts, store, **options))
     assert_same_state(state_of(teacher), before)
-    return Run(state_of(student), log.curves, list(log.seconds))
+    return Run(state_of(student), log.curves, log.heldout, list(log.seconds))
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +71,7 @@ def uninterrupted() -> Run:
 def assert_same_run(came: Run, expected: Run) -> None:
     assert_same_state(came.state, expected.state)
     assert came.curves == expected.curves
+    assert came.heldout == expected.heldout
 
 
 def test_a_run_repeats_itself_and_another_seed_does_not(uninterrupted: Run) -> None:
@@ -81,14 +85,21 @@ def test_the_log(uninterrupted: Run) -> None:
     assert list(uninterrupted.curves) == ["module 1/3", "module 2/3", "module 3/3"]
     for curve in uninterrupted.curves.values():
         assert [step for step, _ in curve] == list(range(STEPS))
+    assert list(uninterrupted.heldout) == list(uninterrupted.curves)
+    for curve in uninterrupted.heldout.values():
+        assert [step for step, _ in curve] == [0, STEPS]
     stages = [
+        "targets module 1/3",
         "train module 1/3",
         "cache module 1/3",
+        "targets module 2/3",
         "train module 2/3",
         "cache module 2/3",
+        "targets module 3/3",
         "train module 3/3",
     ]
     assert uninterrupted.stages == stages  # nothing is cached after the last
+    assert run(teacher_cache="never").stages == [stage for stage in stages if "targets" not in stage]
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -101,7 +112,8 @@ def test_mapped_files_give_what_memory_gives(kind: str, tmp_path: Path) -> None:
 
 
 def test_n_is_1_trains_the_whole_model_at_once(tmp_path: Path) -> None:
-    came = run(cuts=[0, 3], **ON_DISK, cache_dir=str(tmp_path / "cache"))
+    options = {"cache_dir": str(tmp_path / "cache"), "teacher_cache": "never", "holdout": None}
+    came = run(cuts=[0, 3], **ON_DISK, **options)
     assert not (tmp_path / "cache").exists()  # it needs no cache at all
     assert list(came.curves) == ["module 1/1"]
     assert came.curves["module 1/1"][-1][1] < came.curves["module 1/1"][0][1]
@@ -130,8 +142,12 @@ KILLS = [
     pytest.param(ModuleTrainer, "step", 5, id="inside a module, right after a checkpoint"),
     pytest.param(ModuleTrainer, "step", 7, id="at the first step of the second module"),
     pytest.param(ModuleTrainer, "step", 18, id="at the very last step"),
+    pytest.param(mrem_s, "heldout_loss", 2, id="before the held-out loss at the end of a module"),
+    pytest.param(Streams, "look_ahead", 2, id="before the first targets, those of held-out sentences done"),
+    pytest.param(Streams, "look_ahead", 4, id="before the targets of the second module"),
     pytest.param(Streams, "advance", 1, id="between modules, before caching"),
-    pytest.param(ActivationCache, "put", 5, id="between modules, while the cache is overwritten"),
+    pytest.param(ActivationCache, "put", 9, id="while targets are kept"),
+    pytest.param(ActivationCache, "put", 17, id="between modules, while the cache is overwritten"),
     pytest.param(checkpoint, "save_file", 2, id="while the second checkpoint is written"),
     pytest.param(checkpoint, "save_file", 3, id="while a module's last checkpoint is written"),
     pytest.param(checkpoint, "write_json", 1, id="after the first checkpoint, before the run is named"),
@@ -146,6 +162,17 @@ def test_a_killed_run_goes_on_to_the_same_bits(
         run(store=CheckpointStore(tmp_path / "work", {}, resume=False), checkpoint_steps=2)
     resumed = run(store=CheckpointStore(tmp_path / "work", {}, resume=True), checkpoint_steps=2)
     assert_same_run(resumed, uninterrupted)
+
+
+@pytest.mark.parametrize(("owner", "name", "call"), [KILLS[2], KILLS[4], KILLS[9]])
+def test_so_does_a_run_whose_teacher_runs_in_every_step(
+    tmp_path: Path, owner: Any, name: str, call: int
+) -> None:
+    off = {"teacher_cache": "never", "holdout": None}
+    with killed_at_call(owner, name, min(call, 9)):
+        run(store=CheckpointStore(tmp_path / "work", {}, resume=False), checkpoint_steps=2, **off)
+    resumed = run(store=CheckpointStore(tmp_path / "work", {}, resume=True), checkpoint_steps=2, **off)
+    assert_same_run(resumed, run(**off))
 
 
 @pytest.mark.parametrize("spec", SPECS[1:])
@@ -166,7 +193,7 @@ def test_two_kills_in_a_row_and_other_checkpoint_intervals(uninterrupted: Run, t
 
 
 def test_trained_modules_are_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with killed_at_call(Streams, "advance", 2):  # the first two modules are done
+    with killed_at_call(Streams, "advance", 4):  # the first two modules are done
         run(store=CheckpointStore(tmp_path / "work", {}, resume=False))
     steps: list[int] = []
     original = ModuleTrainer.step
@@ -177,7 +204,7 @@ def test_trained_modules_are_not_trained_again(tmp_path: Path, monkeypatch: pyte
     assert steps == list(range(STEPS))
 
 
-@pytest.mark.parametrize("call", [1, 2, 5])  # in the first filling of the cache, and in its replacement
+@pytest.mark.parametrize("call", [1, 4, 20])  # held-out sentences, targets, the second module
 def test_an_interruption_leaves_no_cache_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:

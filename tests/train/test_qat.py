@@ -129,29 +129,28 @@ def test_the_imitation_loss_by_hand() -> None:
 def test_the_prediction_loss_is_least_at_the_teacher(kind: str, head: str) -> None:
     teacher, student = tiny_pair(kind, head)
     batch = tiny_batch(kind)
-    bare = anatomy(teacher).base == ""
     with torch.no_grad():
         target, came = (carve(model, [0, 3])[0](None, batch) for model in (teacher, student))
     mask = batch["attention_mask"]
-    best = prediction_loss(target, target, mask, WHOLE, bare)
-    loss = prediction_loss(came, target, mask, WHOLE, bare)
+    best = prediction_loss(target, target, mask, WHOLE)
+    loss = prediction_loss(came, target, mask, WHOLE)
     assert bool(torch.isfinite(loss))
     assert loss > best
-    assert bare == (head == "feature-extraction")
-    assert not bare or best == 0
+    assert target.bare == (head == "feature-extraction")
+    assert not target.bare or best == 0
 
 
 def test_the_prediction_loss_of_classes_is_the_soft_cross_entropy() -> None:
     one, two = (PartOutput(None, [], [torch.tensor(rows)]) for rows in ([[0.0, 0.0]], [[2.0, 0.0]]))
     mask = torch.ones(1, 1)
     p = torch.tensor([2.0, 0.0]).softmax(0)
-    assert prediction_loss(one, two, mask, WHOLE, False).item() == pytest.approx(np.log(2))
-    assert prediction_loss(two, two, mask, WHOLE, False).item() == pytest.approx(-(p * p.log()).sum().item())
+    assert prediction_loss(one, two, mask, WHOLE).item() == pytest.approx(np.log(2))
+    assert prediction_loss(two, two, mask, WHOLE).item() == pytest.approx(-(p * p.log()).sum().item())
 
 
 def test_a_regression_has_squared_error() -> None:
     one, two = (PartOutput(None, [], [torch.tensor(rows)]) for rows in ([[1.0], [2.0]], [[3.0], [2.0]]))
-    assert prediction_loss(one, two, torch.ones(2, 1), WHOLE, False).item() == 2.0
+    assert prediction_loss(one, two, torch.ones(2, 1), WHOLE).item() == 2.0
 
 
 def test_an_answer_is_sought_among_real_tokens_only() -> None:
@@ -159,7 +158,7 @@ def test_an_answer_is_sought_among_real_tokens_only() -> None:
     start = torch.tensor([[1.0, 2.0, 50.0]], requires_grad=True)
     target = torch.tensor([[2.0, 1.0, -7.0]])
     one, two = (PartOutput(None, [], [x, x], True) for x in (start, target))
-    loss = prediction_loss(one, two, mask, WHOLE, False)
+    loss = prediction_loss(one, two, mask, WHOLE)
     expected = 2 * F.cross_entropy(start[:, :2], target[:, :2].softmax(-1))
     torch.testing.assert_close(loss, expected)
     loss.backward()
@@ -289,7 +288,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield root
 
 
-QAT = {"method": "qat", "lr": None, "qat_epochs": "1+1", "qat_evals": 2, "checkpoint_steps": 3}
+QAT = {"method": "qat", "lr": None, "holdout": 0, "qat_epochs": "1+1", "qat_evals": 2, "checkpoint_steps": 3}
 
 
 def test_the_whole_walk(workshop: Path) -> None:

@@ -1,9 +1,7 @@
-"""The activation cache: in memory or memory-mapped, the same numbers; and nothing left behind."""
+"""The streams of a module and its targets: what the teacher gives, kept for the sentences that are used."""
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -12,133 +10,186 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_models import (
+    EVERY_MODEL,
+    assert_same_state,
+    state_of,
+    tiny_encoded,
+    tiny_pair,
+    train_job,
+)
 
-from mrem_deploy.base.errors import UserError
-from mrem_deploy.train.streams import ActivationCache
+from mrem_deploy.data.encoded import BatchSchedule, sorted_batches
+from mrem_deploy.models.parts import Part, PartOutput, carve
+from mrem_deploy.train.activation_cache import CacheSettings, NoSpace
+from mrem_deploy.train.mrem_s import train_mrem_s
+from mrem_deploy.train.streams import Streams, used_examples
 
-WIDTH = 5
-# A lone token, the longest in the middle, two of one length: offsets that a wrong sum would mix up.
-LENGTHS = np.array([3, 1, 7, 2, 2])
-IN_MEMORY, ON_DISK = 100.0, 0.0
-
-
-def values(batch: np.ndarray, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, T, H) of both streams, with numbers in the padding as well."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (len(batch), int(LENGTHS[batch].max()), WIDTH)
-    return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
-
-
-@pytest.fixture(params=[IN_MEMORY, ON_DISK], ids=["memory", "disk"])
-def cache(request: pytest.FixtureRequest, tmp_path: Path) -> ActivationCache:
-    made = ActivationCache(LENGTHS, WIDTH, request.param, tmp_path / "deep" / "folder")
-    assert made.on_disk == (request.param == ON_DISK)
-    yield made
-    made.close()
+CPU = torch.device("cpu")
+IN_MEMORY, ON_DISK = CacheSettings(100.0), CacheSettings(0.0)
+SIZE = 5  # of batches; the last of 12 sentences has 2
 
 
-def test_what_was_put_comes_back_in_any_company(cache: ActivationCache) -> None:
-    kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    for seed, batch in enumerate((np.array([2, 0]), np.array([1]), np.array([4, 3]))):
-        clean, noisy = values(batch, seed)
-        cache.put(batch, clean, noisy)
-        for row, i in enumerate(batch):
-            kept[int(i)] = (clean[row, : LENGTHS[i]], noisy[row, : LENGTHS[i]])
-    for batch, padded in (
-        (np.array([4, 2, 1]), 7),
-        (np.array([1, 1, 0]), 3),
-        (np.array([3]), 2),
-        (np.array([1]), 9),
-    ):
-        for which, stream in enumerate(cache.get(batch, padded)):
-            assert stream.shape == (len(batch), padded, WIDTH)
-            for row, i in enumerate(batch):
-                assert torch.equal(stream[row, : LENGTHS[i]], kept[int(i)][which])
-                assert (stream[row, LENGTHS[i] :] == 0).all()  # padding is zero, not a neighbour's token
+def tensors_of(output: PartOutput) -> list[torch.Tensor]:
+    return [*([] if output.embedding is None else [output.embedding]), *output.hidden, *output.outputs]
 
 
-def test_putting_again_replaces_only_what_is_put(cache: ActivationCache) -> None:
-    everything = np.arange(5)
-    cache.put(everything, *values(everything, 0))
-    before = cache.get(everything, 7)
-    one = np.array([2])
-    cache.put(one, *values(one, 1))
-    after = cache.get(everything, 7)
-    for old, new in zip(before, after, strict=True):
-        assert torch.equal(old[[0, 1, 3, 4]], new[[0, 1, 3, 4]])
-        assert not torch.equal(old[2], new[2])
+# Files do not depend on the architecture: two are enough.
+PLACES = [("memory", *model) for model in EVERY_MODEL]
+PLACES += [("disk", *model) for model in EVERY_MODEL if model[0] in ("bert", "modernbert")]
 
 
-def test_what_comes_back_is_a_copy(cache: ActivationCache) -> None:
-    everything = np.arange(5)
-    cache.put(everything, *values(everything, 0))
-    cache.get(everything, 7)[0].zero_()
-    assert cache.get(everything, 7)[0].abs().sum() > 0
+@pytest.mark.parametrize(("place", "kind", "head"), PLACES)
+@pytest.mark.parametrize("cuts", [[0, 2, 3], [0, 3]], ids=["two modules", "one module"])
+def test_targets_are_what_the_teacher_gives(place: str, kind: str, head: str, cuts: list[int]) -> None:
+    """Asked for in the batches in which they were kept, they are equal to the bit at every real token."""
+    teacher, student = tiny_pair(kind, head)
+    encoded = tiny_encoded(kind)
+    streams = Streams(encoded, 16, IN_MEMORY if place == "memory" else ON_DISK, SIZE)
+    for full, quantized in zip(carve(teacher, cuts), carve(student, cuts), strict=True):
+        inputs = [streams._clean_input(indices, CPU) for indices in sorted_batches(encoded.lengths, SIZE)]
+        streams.look_ahead(full)
+        for indices, (tokens, clean) in zip(sorted_batches(encoded.lengths, SIZE), inputs, strict=True):
+            with torch.no_grad():
+                expected = full(clean, tokens)
+            mask = tokens["attention_mask"].bool()
+            came = streams.target(indices, mask.shape[1], CPU)
+            assert came is not None
+            assert (came.per_token, came.bare) == (expected.per_token, expected.bare)
+            assert (came.embedding is None) == (not full.first)
+            for one, two in zip(tensors_of(came), tensors_of(expected), strict=True):
+                assert one.shape == two.shape
+                real = mask if one.shape[:2] == mask.shape else torch.ones(len(one), dtype=torch.bool)
+                assert torch.equal(one[real], two[real])
+        if not full.last:
+            streams.advance(full, quantized)
+    streams.close()
 
 
-def test_the_budget_decides_and_counts_both_streams(tmp_path: Path) -> None:
-    lengths = np.array([128] * 8)
-    exact = 2 * 1024 * 16 * 4 / 2**20  # streams · tokens · width · bytes, in MiB
-    for budget, on_disk in ((exact, False), (exact * 0.999, True)):
-        made = ActivationCache(lengths, 16, budget, tmp_path)
-        assert made.megabytes == exact
-        assert made.on_disk == on_disk
-        made.close()
+def test_in_other_company_they_differ_by_rounding_only() -> None:
+    teacher, _ = tiny_pair()
+    (full,) = carve(teacher, [0, 3])
+    encoded = tiny_encoded()
+    streams = Streams(encoded, 16, IN_MEMORY, SIZE)
+    streams.look_ahead(full)
+    indices = np.array([0, 7, 3])
+    tokens = encoded.batch(indices)
+    came = streams.target(indices, tokens["input_ids"].shape[1], CPU)
+    assert came is not None
+    with torch.no_grad():
+        expected = full(None, tokens)
+    mask = tokens["attention_mask"].bool()
+    for one, two in zip(came.hidden, expected.hidden, strict=True):
+        torch.testing.assert_close(one[mask], two[mask], rtol=1e-4, atol=1e-5)
 
 
-def test_padding_is_not_stored(tmp_path: Path) -> None:
-    made = ActivationCache(LENGTHS, WIDTH, ON_DISK, tmp_path)
-    assert made.megabytes * 2**20 == LENGTHS.sum() * WIDTH * 4 * 2
-    made.close()
+def test_after_looking_ahead_only_the_student_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher, student = tiny_pair()
+    full, quantized = carve(teacher, [0, 1, 3])[0], carve(student, [0, 1, 3])[0]
+    streams = Streams(tiny_encoded(), 16, IN_MEMORY, SIZE)
+    streams.look_ahead(full)
+    assert streams.is_ahead
+    monkeypatch.setattr(full, "forward", None)
+    _, clean, noisy = streams.batch(np.arange(3), CPU)
+    assert clean is None  # the stream has left the module's entrance
+    assert noisy is None
+    streams.advance(full, quantized)
+    assert not streams.is_ahead
+    _, clean, noisy = streams.batch(np.arange(3), CPU)
+    assert clean is not None
+    assert noisy is not None
+    assert streams.target(np.arange(3), 11, CPU) is None  # those of the module before are gone
+    streams.close()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="elsewhere an open file cannot lose its name")
-def test_a_kill_leaves_no_files(tmp_path: Path) -> None:
-    """The names are gone as soon as the files are mapped; what was stored is still there."""
-    made = ActivationCache(LENGTHS, WIDTH, ON_DISK, tmp_path)
+# -- which sentences ----------------------------------------------------------------------------------------
+
+
+def test_a_short_training_uses_some_of_the_sentences() -> None:
+    lengths = tiny_encoded().lengths
+    schedule = BatchSchedule(lengths, 4, seed=3)
+    two = used_examples(schedule, 2, 12)
+    assert two.sum() == 8
+    assert set(np.flatnonzero(two)) == {int(i) for step in (0, 1) for i in schedule.at(step)}
+    assert used_examples(schedule, 3, 12).all()
+    assert used_examples(schedule, 100, 12).all()
+
+
+def test_the_teacher_reads_no_sentence_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps of four sentences out of twelve: the last module needs eight of them, and no more."""
+    read: dict[int, int] = {}
+    forward = Part.forward
+    teacher, student = tiny_pair()
+    own = {id(p) for p in teacher.parameters()}
+
+    def counted(self: Part, hidden: Any, batch: dict[str, torch.Tensor]) -> PartOutput:
+        if id(next(self.parameters())) in own and len(batch["attention_mask"]) > 1:  # one is for the space
+            read[self.start] = read.get(self.start, 0) + len(batch["attention_mask"])
+        return forward(self, hidden, batch)
+
+    monkeypatch.setattr(Part, "forward", counted)
+    train_mrem_s(train_job(teacher, student, tiny_encoded(), [0, 1, 3], steps=2))
+    schedules = [BatchSchedule(tiny_encoded().lengths, 4, seed) for seed in (1, 2)]
+    first, last = (used_examples(schedule, 2, 12) for schedule in schedules)
+    assert read == {0: (first | last).sum(), 1: last.sum()}
+    assert last.sum() == 8
+
+
+@pytest.mark.parametrize("steps", [2, 5])
+def test_both_orders_of_work_train_alike(steps: int) -> None:
+    """The teacher in every step, or its targets: the same curves, but for rounding."""
+    curves = []
+    for how in ("auto", "never"):
+        teacher, student = tiny_pair()
+        log = train_mrem_s(
+            train_job(teacher, student, tiny_encoded(), [0, 1, 3], steps=steps, teacher_cache=how)
+        )
+        curves.append([loss for curve in log.curves.values() for _, loss in curve])
+    assert curves[0] == pytest.approx(curves[1], rel=1e-3)
+
+
+# -- space --------------------------------------------------------------------------------------------------
+
+
+def test_targets_go_to_disk_when_only_the_streams_fit(tmp_path: Path) -> None:
+    encoded = tiny_encoded()
+    streams_mb = 2 * int(encoded.lengths.sum()) * 16 * 4 / 2**20
+    streams = Streams(encoded, 16, CacheSettings(streams_mb, tmp_path), SIZE)
+    streams.look_ahead(carve(tiny_pair()[0], [0, 2, 3])[0])
+    assert streams.cache is not None
+    assert not streams.cache.on_disk
+    assert streams._targets is not None
+    assert streams._targets.megabytes_on_disk == streams_mb  # the embedding's output and one hidden state
+    streams.close()
     assert list(tmp_path.iterdir()) == []
-    one = np.array([0])
-    value = torch.arange(float(LENGTHS[0] * WIDTH)).reshape(1, LENGTHS[0], WIDTH)
-    made.put(one, value, -value)
-    clean, noisy = made.get(one, int(LENGTHS[0]))
-    assert torch.equal(clean, value)
-    assert torch.equal(noisy, -value)
-    made.close()
 
 
-def test_space_is_reserved_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    with pytest.raises(UserError, match="No space left"):
-        ActivationCache(LENGTHS, WIDTH, ON_DISK, tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_closing_leaves_the_neighbours(tmp_path: Path) -> None:
-    neighbour = tmp_path / "mine.txt"
-    neighbour.write_text("keep")
-    ActivationCache(LENGTHS, WIDTH, ON_DISK, tmp_path).close()
-    assert list(tmp_path.iterdir()) == [neighbour]
-
-
-def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("")
-    with pytest.raises(UserError) as caught:
-        ActivationCache(LENGTHS, WIDTH, ON_DISK, path)
-    assert str(path) in caught.value.problem
-    assert "--cache-dir" in caught.value.remedy
-
-
-def test_a_disk_too_small_is_refused_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_space_for_targets_the_teacher_runs_in_every_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    states = []
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 100, 10))
-    with pytest.raises(UserError) as caught:
-        ActivationCache(np.array([1000] * 1000), 64, ON_DISK, tmp_path)
-    assert "488 MiB" in caught.value.problem  # 2 · 10⁶ · 64 · 4 bytes
-    assert "--calib-size" in caught.value.remedy
-    assert list(tmp_path.iterdir()) == []
+    for how in ("never", "auto"):
+        teacher, student = tiny_pair()
+        if how == "auto":
+            monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 100, 0))
+        encoded = tiny_encoded()
+        streams_mb = 2 * int(encoded.lengths.sum()) * 16 * 4 / 2**20
+        options = {"teacher_cache": how, "max_memory": f"{streams_mb}MB", "cache_dir": str(tmp_path)}
+        train_mrem_s(train_job(teacher, student, encoded, [0, 2, 3], **options))
+        states.append(state_of(student))
+    assert_same_state(states[0], states[1])
+    assert "runs in every step of module 1/2" in capsys.readouterr().err
+
+
+def test_no_space_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    encoded = tiny_encoded()
+    streams_mb = 2 * int(encoded.lengths.sum()) * 16 * 4 / 2**20
+    streams = Streams(encoded, 16, CacheSettings(streams_mb, tmp_path), SIZE)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 100, 0))
+    with pytest.raises(NoSpace):
+        streams.look_ahead(carve(tiny_pair()[0], [0, 2, 3])[0])
+    assert not streams.is_ahead
+    assert streams.target(np.arange(2), 11, CPU) is None
+    streams.close()

@@ -3,6 +3,10 @@
 A worker (process) owns one module or several consecutive ones and steps them in turn. The step, its
 optimizer and its checkpoints are those of MREM-S. After start-up a worker holds only its own part of
 teacher and student; at the end rank 0 gets the other parts back and continues like the other methods.
+
+Unlike MREM-S it keeps no best state by held-out sentences. The input of a module changes for as long as its
+predecessors train: losses at two moments are losses on two inputs, and the modules' best states of different
+moments never met. The held-out losses of the finished model are measured by whoever runs the method.
 """
 
 from __future__ import annotations

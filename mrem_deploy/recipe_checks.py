@@ -1,0 +1,104 @@
+"""What a recipe may not say: values out of range, and options that contradict each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.options import bad_value, check_options, flag
+from mrem_deploy.numerics import UNQUANTIZED_BITS
+from mrem_deploy.quant.spec import HOT_ROWS
+from mrem_deploy.recipe_defaults import default_rate
+from mrem_deploy.recipe_values import (
+    parse_duration,
+    parse_epochs,
+    parse_hot_rows,
+    parse_megabytes,
+    parse_modules,
+)
+
+if TYPE_CHECKING:
+    from mrem_deploy.recipe import Recipe
+
+WITH_STEPS = ("mrem-s", "mrem-p", "rem")  # methods whose training is counted in steps per module or matmul
+
+
+def check(recipe: Recipe) -> None:
+    """Raise a UserError for the first thing that cannot be meant."""
+    parse_modules(recipe.modules)
+    parse_epochs(recipe.qat_epochs)
+    _check_quantizer(recipe)
+    _check_budget(recipe)
+    _check_hot_rows(recipe)
+    check_options(recipe)
+    _check_method(recipe)
+    if recipe.max_length < 3:
+        raise bad_value("max_length", "at least 3 (two special tokens and one more)", recipe.max_length)
+    if not 0 <= recipe.teacher_forcing <= 1:
+        raise bad_value("teacher_forcing", "a share between 0 and 1", recipe.teacher_forcing)
+    for name in ("lr", "step_lr", "qat_lr"):
+        if not 0 < getattr(recipe, name) < 1:
+            raise bad_value(name, "a number between 0 and 1", getattr(recipe, name))
+    if not 0 < recipe.embedding_rate <= 1:
+        raise bad_value("embedding_rate", "a share above 0, at most 1", recipe.embedding_rate)
+    if recipe.max_memory is not None:
+        parse_megabytes(recipe.max_memory)
+
+
+def _check_method(recipe: Recipe) -> None:
+    """Options that only some methods have."""
+    for name, unset in (("train_size", 0), ("accumulate", 1)):
+        if getattr(recipe, name) != unset and recipe.method != "qat":
+            raise UserError(
+                f"{flag(name)} is for --method qat; the method is {recipe.method}",
+                "leave it out; the other methods use --calib-size and --batch-size",
+            )
+    if recipe.method == "qat" and recipe.lr != default_rate(recipe):
+        raise UserError(
+            "--lr is for the other methods; the method is qat",
+            "use --qat-lr: training the entire model needs a lower rate",
+        )
+    if recipe.time_budget is not None:
+        parse_duration(recipe.time_budget)
+        if recipe.method not in WITH_STEPS:
+            raise UserError(
+                f"--time-budget chooses the steps of {', '.join(WITH_STEPS)}; the method is {recipe.method}",
+                "leave it out; qat has --qat-epochs and --train-size",
+            )
+
+
+def _check_quantizer(recipe: Recipe) -> None:
+    """TWN is for weights of 2 bits, midrise for anything of 2 bits; the others for any bits."""
+    bits = "auto" if recipe.chooses_bits else recipe.spec.weight_bits
+    if recipe.weight_quantizer == "twn" and bits not in (2, UNQUANTIZED_BITS):
+        raise UserError(f"--weight-quantizer twn is for 2-bit weights; got {bits}", "use laq or uniform")
+    has_two_bits = recipe.chooses_bits or 2 in (recipe.spec.weight_bits, recipe.spec.embedding_bits)
+    if recipe.weight_quantizer == "midrise" and not has_two_bits:
+        raise UserError(
+            f"--weight-quantizer midrise is for 2 bits, and --bits {recipe.bits} has none",
+            "use auto, laq or uniform, or give weights or embeddings 2 bits",
+        )
+
+
+def _check_budget(recipe: Recipe) -> None:
+    """A budget and bits to choose go together."""
+    if not 0 <= recipe.budget_mb < float("inf"):
+        raise bad_value("budget_mb", "a size in MiB", recipe.budget_mb)
+    if recipe.chooses_bits and not recipe.budget_mb:
+        raise UserError(
+            f"--bits {recipe.bits} needs a size for the model", "give it in MiB, for example --budget-mb 12"
+        )
+    if recipe.budget_mb and not recipe.chooses_bits:
+        raise UserError(
+            f"--budget-mb has no effect with --bits {recipe.bits}", "leave it out, or use --bits auto"
+        )
+
+
+def _check_hot_rows(recipe: Recipe) -> None:
+    """Rows of 8 bits need an embedding of fewer."""
+    bits = recipe.spec.embedding_bits
+    if parse_hot_rows(recipe.hot_rows) and bits not in HOT_ROWS and not recipe.chooses_bits:
+        raise UserError(
+            f"--hot-rows {recipe.hot_rows} has no effect with --bits {recipe.bits}",
+            "leave it out, or give the word embedding 2 or 4 bits",
+        )

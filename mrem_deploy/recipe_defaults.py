@@ -1,0 +1,79 @@
+"""What a recipe means where it does not say: by preset, by task and by bits. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.options import bad_value
+from mrem_deploy.data.tasks import TASKS, Defaults, defaults_of
+
+if TYPE_CHECKING:
+    from mrem_deploy.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How much to train, unless the recipe says otherwise. Steps are per module."""
+
+    steps: int
+    batch_size: int
+    calib_size: int
+
+
+# Batches are small: with the same sentences, more steps reach a lower held-out loss (docs/findings.md).
+PRESETS = {
+    "quick": Preset(steps=100, batch_size=16, calib_size=2048),
+    "balanced": Preset(steps=400, batch_size=16, calib_size=4096),
+    "best": Preset(steps=2000, batch_size=16, calib_size=8192),
+}
+BALANCED = "balanced"
+MOST_STEPS = 5000  # per module, with a time budget
+
+# Learning rate by the bits of the weights. At 2 bits latent weights must cross wide gaps between the levels;
+# at 4 bits such a rate undoes the good start (docs/findings.md). Bits chosen per layer get one between.
+RATES = {2: 1e-3, 3: 1e-3, 4: 1e-4, 8: 1e-4, 32: 1e-4}
+RATE_OF_CHOSEN_BITS = 3e-4
+
+
+def default_rate(recipe: Recipe) -> float:
+    """The learning rate of a recipe that names none."""
+    return RATE_OF_CHOSEN_BITS if recipe.chooses_bits else RATES[recipe.spec.weight_bits]
+
+
+def filled_in(recipe: Recipe) -> dict[str, Any]:
+    """The values of the options that the recipe leaves open (None)."""
+    if recipe.method == "gobo":
+        raise UserError(
+            "GOBO maps weights to values that lie on no grid: they can be neither packed nor exported",
+            "it is for comparison only, in torch: see mrem_deploy.reproduce.gobo.gobo_model",
+        )
+    if recipe.preset not in PRESETS:
+        raise bad_value("preset", f"one of {', '.join(PRESETS)}", recipe.preset)
+    values: dict[str, Any] = vars(PRESETS[recipe.preset]) | vars(defaults_of(recipe.task))
+    if recipe.time_budget is not None:
+        values["steps"] = MOST_STEPS
+    values["lr"] = default_rate(recipe)
+    return {name: value for name, value in values.items() if getattr(recipe, name) is None}
+
+
+# -- as help shows them ------------------------------------------------------------------------------------
+
+
+def by_preset(name: str) -> str:
+    return ", ".join(f"{preset} {getattr(values, name)}" for preset, values in PRESETS.items())
+
+
+def by_task(name: str) -> str:
+    """The usual one, then those of tasks with another."""
+    usual = getattr(Defaults(), name)
+    others: dict[Any, list[str]] = {}
+    for task in TASKS.values():
+        others.setdefault(getattr(task.defaults, name), []).append(task.name)
+    others.pop(usual, None)
+    return "; ".join([str(usual), *(f"{' and '.join(tasks)} {value}" for value, tasks in others.items())])
+
+
+def by_bits() -> str:
+    return f"{RATES[2]:g} at 2 and 3 bits, {RATES[4]:g} at more, {RATE_OF_CHOSEN_BITS:g} with bits auto"

@@ -1,0 +1,143 @@
+"""Hidden states of many examples, one row per token, without padding; in memory or in mapped files.
+
+4,096 examples of 128 tokens at 768 wide take 1.5 GiB for one hidden state. What exceeds the memory budget is
+kept in memory-mapped files instead, which the operating system pages in as needed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.units import MIB
+from mrem_deploy.recipe import Recipe, parse_megabytes
+
+BYTES_PER_VALUE = 4  # float32: what comes back is what was put, to the bit
+
+
+class NoSpace(UserError):
+    """The disk is too small for the cache."""
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """How much memory the cache may take, and where it goes beyond that."""
+
+    max_memory_mb: float
+    folder: Path | None = None  # None: the system's temporary folder
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> CacheSettings:
+        """As --max-memory and --cache-dir say; without --max-memory half of what is free."""
+        folder = Path(recipe.cache_dir) if recipe.cache_dir else None
+        if recipe.max_memory is not None:
+            return cls(parse_megabytes(recipe.max_memory), folder)
+        return cls(psutil.virtual_memory().available / MIB / 2, folder)
+
+
+class ActivationCache:
+    """`count` ragged arrays of one row per token: by default the full-precision and the quantized stream.
+
+    An example of length 0 takes no space, and must be neither put nor asked for.
+    """
+
+    def __init__(
+        self, lengths: np.ndarray, width: int, max_memory_mb: float, folder: Path | None, count: int = 2
+    ) -> None:
+        self.lengths = np.asarray(lengths, dtype=np.int64)
+        self.offsets = np.concatenate([[0], np.cumsum(self.lengths)])
+        shape = (int(self.offsets[-1]), width)
+        self.megabytes = count * shape[0] * shape[1] * BYTES_PER_VALUE / MIB
+        self.on_disk = self.megabytes > max_memory_mb
+        self._arrays: list[torch.Tensor] = []
+        self._files: list[Path] = []
+        if not self.on_disk:
+            self._arrays = [torch.empty(shape) for _ in range(count)]
+            return
+        where = _usable(folder, self.megabytes)
+        try:
+            for _ in range(count):
+                self._arrays.append(self._mapped(where, shape))
+        except OSError as error:
+            self.close()
+            raise NoSpace(
+                f"the activation cache cannot be written to {where}: {error}", "give another --cache-dir"
+            ) from error
+
+    @property
+    def memory_mb(self) -> float:
+        """What of it counts against the memory budget."""
+        return 0.0 if self.on_disk else self.megabytes
+
+    def _mapped(self, where: Path, shape: tuple[int, int]) -> torch.Tensor:
+        """A tensor in a separate file.
+
+        The space is reserved now, because a disk that fills up later would end the process. The file's
+        name is removed at once where the system allows it, so that a kill leaves nothing behind.
+        """
+        handle, name = tempfile.mkstemp(prefix="mrem-cache-", suffix=".bin", dir=where)
+        self._files.append(Path(name))
+        with os.fdopen(handle, "r+b") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, shape[0] * shape[1] * BYTES_PER_VALUE)
+            values = np.memmap(file, dtype=np.float32, mode="r+" if file.seek(0, 2) else "w+", shape=shape)
+        if os.name == "posix":
+            self._remove_files()
+        return torch.from_numpy(values)
+
+    def _remove_files(self) -> None:
+        while self._files:
+            self._files.pop().unlink(missing_ok=True)
+
+    def put(self, indices: np.ndarray, *values: torch.Tensor | None) -> None:
+        """Store (B, T, H) values over what is there; None leaves that array as it is."""
+        for array, value in zip(self._arrays, values, strict=True):
+            if value is None:
+                continue
+            host = value.to("cpu", torch.float32)
+            for row, i in zip(host, indices, strict=True):  # a copy of memory each: no lists of positions
+                start, stop = self.offsets[i], self.offsets[i + 1]
+                array[start:stop] = row[: stop - start]
+
+    def get(self, indices: np.ndarray, padded: int, which: int | None = None) -> list[torch.Tensor]:
+        """All arrays, or only number `which`, as (B, padded, H); padding is zero."""
+        arrays = self._arrays if which is None else [self._arrays[which]]
+        return [self._padded(array, indices, padded) for array in arrays]
+
+    def _padded(self, array: torch.Tensor, indices: np.ndarray, padded: int) -> torch.Tensor:
+        value = torch.empty(len(indices), padded, array.shape[1])
+        for row, i in zip(value, indices, strict=True):
+            start, stop = self.offsets[i], self.offsets[i + 1]
+            row[: stop - start] = array[start:stop]
+            row[stop - start :] = 0.0
+        return value
+
+    def close(self) -> None:
+        self._arrays = []
+        self._remove_files()
+
+
+def _usable(folder: Path | None, megabytes: float) -> Path:
+    """The folder for the files, after checking that it can be written and has the space."""
+    where = folder or Path(tempfile.gettempdir())
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(where).free / MIB
+    except OSError as error:
+        raise UserError(
+            f"the cache folder {where} cannot be used: {error}", "give another one with --cache-dir"
+        ) from error
+    if free < megabytes:
+        raise NoSpace(
+            f"the activation cache needs {megabytes:.0f} MiB and {where} has {free:.0f} MiB free",
+            "give a --cache-dir with more space, raise --max-memory, or lower --calib-size or --max-length",
+        )
+    return where
