@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.options import bad_value, check_options, flag
@@ -17,8 +17,7 @@ from mrem_deploy.recipe_values import (
     parse_modules,
 )
 
-if TYPE_CHECKING:
-    from mrem_deploy.recipe import Recipe
+Recipe = Any  # mrem_deploy.recipe.Recipe, which calls this module
 
 WITH_STEPS = ("mrem-s", "mrem-p", "rem")  # methods whose training is counted in steps per module or matmul
 

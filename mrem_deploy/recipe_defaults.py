@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.options import bad_value
 from mrem_deploy.data.tasks import TASKS, Defaults, defaults_of
 
-if TYPE_CHECKING:
-    from mrem_deploy.recipe import Recipe
+Recipe = Any  # mrem_deploy.recipe.Recipe, which calls this module
 
 
 @dataclass(frozen=True)

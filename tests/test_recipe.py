@@ -184,14 +184,20 @@ def test_the_help_shows_the_defaults_of_the_tasks(task: str, capsys: pytest.Capt
     with pytest.raises(SystemExit):
         quantize.main(["--help"])
     told = " ".join(capsys.readouterr().out.split())
-    recipe = Recipe(task=task)
-    for name in ("lr", "max_length"):
-        shown = str(getattr(recipe, name))
-        of_squad = re.search(rf"{flag(name)} .*?; squad and squad_v2 (\S+)\)", told)
-        usual = re.search(rf"{flag(name)} .*?\(default (\S+);", told)
-        assert of_squad is not None
-        assert usual is not None
-        assert (of_squad if task.startswith("squad") else usual)[1] == shown
+    of_squad = re.search(r"--max-length .*?; squad and squad_v2 (\S+)\)", told)
+    usual = re.search(r"--max-length .*?\(default (\S+);", told)
+    assert of_squad is not None
+    assert usual is not None
+    assert (of_squad if task.startswith("squad") else usual)[1] == str(Recipe(task=task).max_length)
+
+
+@pytest.mark.parametrize(
+    ("bits", "rate"), [("2-2-8", 1e-3), ("4-4-8", 1e-4), ("8-8-8", 1e-4), ("2-4-4", 1e-3)]
+)
+def test_the_rate_follows_from_the_bits(bits: str, rate: float) -> None:
+    assert Recipe(bits=bits).lr == rate
+    assert Recipe(bits=bits, lr=5e-4).lr == 5e-4
+    assert 1e-4 < Recipe(bits="auto", budget_mb=9).lr < 1e-3
 
 
 def test_the_page_of_the_options_is_up_to_date() -> None:
@@ -212,12 +218,8 @@ def test_no_arguments_run_the_built_in_example(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_written_recipe_reads_as_the_same_recipe(tmp_path: Path) -> None:
-    agreeing = {
-        "bits": "auto-4",
-        "method": "qat",
-        "lr": Recipe().lr,
-        "time_budget": None,
-    }  # all others at once allow these only
+    # All others at once allow these only.
+    agreeing = {"bits": "auto-4", "method": "qat", "lr": 3e-4, "time_budget": None}
     full = Recipe(**{name: value for name, (_, _, value) in OPTIONS.items()} | agreeing)
     assert make_recipe(from_yaml(yaml_file(tmp_path, full.to_yaml()))) == full
     assert make_recipe(from_yaml(yaml_file(tmp_path, Recipe().to_yaml()))) == Recipe()
@@ -249,10 +251,11 @@ def test_the_digest_of_a_recipe_stays() -> None:
     """
     young = {item.name: item.metadata["before"] for item in dataclasses.fields(Recipe)}
     before = {name: value for name, value in young.items() if value is not dataclasses.MISSING}
-    plain = Recipe(model="m", task="sst2", data="d", out="o", **before)
+    before |= {"batch_size": 32, "calib_size": 4096}  # defaults that were others
+    plain = Recipe(model="m", task="sst2", data="d", out="o", steps=2000, lr=5e-4, **before)
     assert plain.digest() == "250bc9f395263924"
     squad = {"task": "squad", "bits": "2-2-8", "method": "mrem-p", "keep_fp": ("a*",)}
-    other = Recipe(model="m", data="d", out="o", **squad, **before)
+    other = Recipe(model="m", data="d", out="o", steps=4000, lr=5e-5, **squad, **before)
     assert other.digest() == "2ffb038fb66d34fa"
     assert plain.digest() != Recipe(model="m", task="sst2", data="d", out="o").digest()
 
