@@ -32,14 +32,14 @@ WORDS = "words"
 WIDTH = 20  # not a multiple of the codes in a byte times the rows: packed rows share bytes with none
 
 
-def frozen_table(rows: int, hot: torch.Tensor, bits: int) -> FrozenWeight:
+def frozen_table(rows: int, hot: torch.Tensor, bits: int, kind: str = "auto") -> FrozenWeight:
     generator = torch.Generator().manual_seed(rows)
     table = nn.Embedding(rows, WIDTH)
     with torch.no_grad():
         table.weight.copy_(torch.randn(rows, WIDTH, generator=generator))
-    quantizer = make_weight_quantizer(table.weight, WeightSpec(bits, per_channel=True))
+    quantizer = make_weight_quantizer(table.weight, WeightSpec(bits, per_channel=True, quantizer=kind))
     codes, scale = quantizer.codes_and_scale(table.weight)
-    weight = FrozenWeight(codes.to(torch.int8), scale.detach().clone(), bits)
+    weight = FrozenWeight(codes.to(torch.int8), scale.detach().clone(), bits, quantizer.grid.spacing)
     return with_hot_rows(weight, HotRowQuantizer(hot).freeze(table.weight))
 
 
@@ -70,13 +70,13 @@ def run(model: Any, ids: np.ndarray, optimized_to: Path | None = None, plain: bo
     return session.run(["rows"], {"ids": ids})[0]
 
 
-@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize(("bits", "quantizer"), [(2, "twn"), (2, "midrise"), (4, "laq")])
 @pytest.mark.parametrize("profile", PROFILES)
 # one hot row; the last ones that fit a byte and the first that does not; every row hot
 @pytest.mark.parametrize(("rows", "hot"), [(50, 1), (400, 255), (400, 256), (300, 300)])
-def test_rows_are_those_of_torch(profile: str, bits: int, rows: int, hot: int) -> None:
+def test_rows_are_those_of_torch(profile: str, bits: int, quantizer: str, rows: int, hot: int) -> None:
     chosen = torch.randperm(rows, generator=torch.Generator().manual_seed(1))[:hot].sort().values
-    weight = frozen_table(rows, chosen, bits)
+    weight = frozen_table(rows, chosen, bits, quantizer)
     model = exported(weight, profile)
     ids = np.arange(rows).reshape(2, -1)
     expected = weight.values()[torch.from_numpy(ids)].numpy()
@@ -90,11 +90,11 @@ def test_rows_are_those_of_torch(profile: str, bits: int, rows: int, hot: int) -
     assert table.data_type == onnx.TensorProto.INT8
 
 
-@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize(("bits", "quantizer"), [(2, "twn"), (2, "midrise"), (4, "laq")])
 @pytest.mark.parametrize("profile", ["ort-cpu", "int8"])
-def test_onnxruntime_looks_up_integers(tmp_path: Path, profile: str, bits: int) -> None:
+def test_onnxruntime_looks_up_integers(tmp_path: Path, profile: str, bits: int, quantizer: str) -> None:
     """What it keeps in memory: a byte per code of either table, and no table of floats."""
-    weight = frozen_table(400, torch.arange(0, 400, 40), bits)
+    weight = frozen_table(400, torch.arange(0, 400, 40), bits, quantizer)
     run(exported(weight, profile), np.zeros((1, 1), np.int64), tmp_path / "optimized.onnx")
     optimized = onnx.load(tmp_path / "optimized.onnx")
     kept = {tuple(i.dims): i.data_type for i in optimized.graph.initializer}

@@ -54,6 +54,8 @@ from mrem_deploy.walk import publishing
 
 HEAD = "sequence-classification"
 HOT = 7
+MIDRISE = QuantSpec(2, 2, 8, weight_quantizer="midrise", hot_rows=HOT)
+SPECS = [QuantSpec(2, 2, 8, hot_rows=HOT), QuantSpec(4, 4, 8, hot_rows=HOT), MIDRISE]
 
 
 def hot_pair(kind: str = "bert", spec: QuantSpec | None = None) -> tuple[nn.Module, nn.Module]:
@@ -180,7 +182,7 @@ def test_a_lookup_gives_8_bits_to_hot_rows_and_leaves_the_others(bits: int) -> N
         assert quantizer.log_scale.grad.to_dense()[4] != 0
 
 
-@pytest.mark.parametrize("spec", [QuantSpec(2, 2, 8, hot_rows=HOT), QuantSpec(4, 4, 8, hot_rows=HOT)])
+@pytest.mark.parametrize("spec", SPECS, ids=["2-2-8", "4-4-8", "midrise"])
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_frozen_equals_fake_quant_before_and_after_training(kind: str, spec: QuantSpec) -> None:
     teacher, student = hot_pair(kind, spec)
@@ -218,8 +220,9 @@ def test_hot_rows_lower_the_error_of_the_tokens_that_occur() -> None:
 # --- files --------------------------------------------------------------------------------------
 
 
-def test_hot_rows_are_saved_and_read(tmp_path: Path) -> None:
-    _, student = hot_pair()
+@pytest.mark.parametrize("spec", [SPECS[0], MIDRISE], ids=["ternary", "midrise"])
+def test_hot_rows_are_saved_and_read(tmp_path: Path, spec: QuantSpec) -> None:
+    _, student = hot_pair(spec=spec)
     frozen = freeze(student, HEAD)
     frozen.save(tmp_path)
     words = anatomy(student).word_embedding
