@@ -155,7 +155,8 @@ optimum: $(if $(RESULT),,build/onnx-result) $(READY)
 	build/optimum/bin/python tests/helpers/optimum_label.py $(or $(RESULT),build/onnx-result/4-4-8 build/onnx-result/2-2-8)
 
 oldest: $(if $(RESULT),,build/onnx-result) $(READY)
-	$(PY) -u tests/helpers/environments.py oldest $(or $(RESULT),build/onnx-result/4-4-8 build/onnx-result/2-2-8)
+	$(PY) -u tests/helpers/environments.py oldest $(or $(RESULT),build/onnx-result/4-4-8 build/onnx-result/2-2-8 \
+	    build/onnx-result/2-2-8-midrise)
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache kernels/cpu/*.so $(READY)

@@ -5,7 +5,7 @@ All the rules:
 1. The input of every quantized linear passes QuantizeLinear → DequantizeLinear with the learned scale. q, k
    and v share one scale, so their quantizer is written once.
 2. A weight is stored as its integers, (in, out) for MatMul, with its scale in DequantizeLinear. Codes 2
-   apart (midrise) are stored in INT2 as consecutive integers; a Gather, folded at load, looks the codes up.
+   apart (midrise) are stored in INT2 as consecutive integers; two Adds, folded at load, make codes of them.
 3. Activations are in 8-bit types, symmetric ones shifted by a zero point of 128. 4-bit codes follow a Clip to
    their range, because no runtime has 4-bit matmuls.
 4. Both operands of q·kᵀ and p·v are quantized like any other. The factor before the softmax is folded into
@@ -32,7 +32,7 @@ from mrem_deploy.export.profiles import Profile
 from mrem_deploy.export.skeleton import DOMAIN
 from mrem_deploy.export.tensors import PACKED_BITS, carrier, integer_tensor
 from mrem_deploy.models.architectures import Anatomy
-from mrem_deploy.numerics import UNQUANTIZED_BITS, from_stored, to_stored
+from mrem_deploy.numerics import UNQUANTIZED_BITS, to_stored
 from mrem_deploy.quant.frozen import FrozenModel, FrozenScale, FrozenWeight
 
 GELU_OPSET = 20  # the first opset with Gelu
@@ -264,18 +264,16 @@ class Lowering:
         return self._stored(codes, weights[0].spacing, kind, f"{title}.weight.codes"), scale, zero_point
 
     def _stored(self, codes: np.ndarray, spacing: int, kind: ir.DataType, name: str) -> ir.Value:
-        looked_up = spacing != 1 and kind == ir.DataType.INT2
-        stored = self.build.initializer(
-            integer_tensor(to_stored(codes, spacing) if looked_up else codes, kind, name)
-        )
+        build, odd = self.build, spacing == 2 and kind == ir.DataType.INT2
+        stored = build.initializer(integer_tensor(to_stored(codes, spacing) if odd else codes, kind, name))
         if kind not in PACKED_BITS or not self.profile.cast_weights:
             return stored
-        if not looked_up:
-            return self.build.op("Cast", stored, name=f"{name}.int8", to=ir.DataType.INT8)
-        # Negative indices count from the end: the table is ordered 0, 1, −2, −1.
-        table = self.build.constant(from_stored(np.array([0, 1, -2, -1]), spacing), np.int8, "midrise.codes")
-        at = self.build.op("Cast", stored, name=f"{name}.int32", to=ir.DataType.INT32)
-        return self.build.op("Gather", table, at, name=f"{name}.int8", axis=0)
+        cast = build.op("Cast", stored, name=f"{name}.stored" if odd else f"{name}.int8", to=ir.DataType.INT8)
+        if not odd:
+            return cast
+        # `from_stored` in bytes: 2t + 1. A Gather from the four codes folds too, but takes seconds to load.
+        doubled = build.op("Add", cast, cast, name=f"{name}.doubled")
+        return build.op("Add", doubled, build.constant(1, np.int8, "one"), name=f"{name}.int8")
 
     # -- the rest ------------------------------------------------------------------------------------------
 
