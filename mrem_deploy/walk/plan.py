@@ -174,7 +174,9 @@ def _plan(
     evaluation_examples: int | None,
 ) -> Plan:
     modules = len(shape.cuts) - 1
-    cache_mib = 2 * sentences * timing.mean_length * shape.width * 4 / MIB
+    keeps_targets = recipe.method == "mrem-s" and recipe.teacher_cache != "never"
+    hidden_mib = sentences * timing.mean_length * shape.width * 4 / MIB
+    cached = _cached(recipe, shape, hidden_mib, cache_budget_mib)
     stages = [
         Stage(
             "calibrate",
@@ -197,9 +199,12 @@ def _plan(
         stages.append(Stage("train", what, recipe.steps * min(share, shape.blocks) * timing.train))
     elif recipe.method == "mrem-s":
         what = f"{modules} × {count(recipe.steps)} steps of {recipe.batch_size} sentences"
-        stages.append(Stage("train", what, recipe.steps * shape.blocks * timing.train))
-    if recipe.method in ("mrem-s", "rem") and shape.cuts[-2] > 0:
+        step = timing.train - (timing.teacher if keeps_targets else 0.0)
+        stages.append(Stage("train", what, recipe.steps * shape.blocks * step))
+    if keeps_targets or (recipe.method in ("mrem-s", "rem") and shape.cuts[-2] > 0):
         seconds = batches * shape.cuts[-2] * both
+        if keeps_targets:  # the teacher's outputs are kept for the last module as well
+            seconds += batches * (shape.blocks - shape.cuts[-2]) * timing.teacher
         stages.append(Stage("cache", f"outputs of {count(sentences)} sentences", seconds))
     passes = timing.teacher
     if profiles and recipe.validate:
@@ -218,8 +223,8 @@ def _plan(
         title=_title(recipe, shape),
         stages=tuple(stages),
         evaluation_per_thousand=per_thousand,
-        memory_mib=_memory(recipe, shape, timing, cache_mib, cache_budget_mib),
-        disk_mib=_disk(recipe, shape, cache_mib, cache_budget_mib, profiles),
+        memory_mib=_memory(recipe, shape, timing, cached[0]),
+        disk_mib=_disk(recipe, shape, cached[1], profiles),
         threads=threads,
         workers=workers,
     )
@@ -231,18 +236,34 @@ def _title(recipe: Recipe, shape: ModelShape) -> str:
     return f"{name} ({size}) to {recipe.bits} with {recipe.method}"
 
 
-def _memory(recipe: Recipe, shape: ModelShape, timing: Timing, cache_mib: float, budget_mib: float) -> float:
+def _cached(recipe: Recipe, shape: ModelShape, hidden_mib: float, budget_mib: float) -> tuple[float, float]:
+    """Cached activations in memory and on disk: both streams, and the targets of the largest module.
+
+    `hidden_mib` is one hidden state of all sentences.
+    """
+    streams = 2 * hidden_mib if recipe.method in ("mrem-s", "rem") and shape.cuts[-2] > 0 else 0.0
+    targets = 0.0
+    if recipe.method == "mrem-s" and recipe.teacher_cache != "never":
+        first = shape.cuts[1] + 1  # the embedding's output, and that of every block
+        largest = max(first, shape.largest_module) - (1 if streams else 0)  # the last one is in a stream
+        targets = largest * hidden_mib
+    in_memory = sum(part for part in (streams, targets) if part <= budget_mib)
+    if in_memory > budget_mib:
+        in_memory = streams
+    return in_memory, streams + targets - in_memory
+
+
+def _memory(recipe: Recipe, shape: ModelShape, timing: Timing, cached_mib: float) -> float:
     """The student next to what is held already, a training step of the largest module, and the cache."""
     student = shape.parameters * 4 / MIB
     if recipe.method == "ptq":
         return timing.held_mib + 2 * student  # the frozen model is evaluated next to both
     blocks = shape.blocks if recipe.method == "qat" else 1 if recipe.method == "rem" else shape.largest_module
     training = timing.step_mib * blocks + 2 * shape.embedding_parameters * 4 / MIB  # Adam's two moments
-    uses_cache = recipe.method in ("mrem-s", "rem") and shape.cuts[-2] > 0 and cache_mib <= budget_mib
-    return timing.held_mib + student + max(training + (cache_mib if uses_cache else 0.0), student)
+    return timing.held_mib + student + max(training + cached_mib, student)
 
 
-def _disk(recipe: Recipe, shape: ModelShape, cache_mib: float, budget_mib: float, profiles: int) -> float:
+def _disk(recipe: Recipe, shape: ModelShape, cached_mib: float, profiles: int) -> float:
     """Checkpoints next to the cache, where that goes to disk, or next to the finished result."""
     bits = 8 if recipe.chooses_bits else min(recipe.spec.weight_bits, 32)
     result = shape.parameters * bits / 8 / MIB * (1 + profiles)
@@ -251,8 +272,7 @@ def _disk(recipe: Recipe, shape: ModelShape, cache_mib: float, budget_mib: float
     trained = shape.parameters * 4 / MIB
     moments = 2 * shape.largest_module * shape.block_parameters * 4 / MIB if recipe.checkpoint_steps else 0.0
     moments += 2 * shape.embedding_parameters * 4 / MIB if recipe.checkpoint_steps else 0.0
-    on_disk = recipe.method in ("mrem-s", "rem") and cache_mib > budget_mib
-    return trained + moments + max(result, cache_mib if on_disk else 0.0)
+    return trained + moments + max(result, cached_mib)
 
 
 def _shorter(

@@ -37,8 +37,12 @@ def stages(plan: Plan) -> dict[str, float]:
 def test_seconds_of_every_method_by_hand() -> None:
     found = stages(make_plan(RECIPE, SHAPE, TIMING, sentences=4096, evaluation_examples=2000))
     assert found["calibrate"] == pytest.approx(8 * 12 * 0.1 + 12 * 1.0)
-    assert found["train"] == pytest.approx(1000 * 12 * 0.5)
-    assert found["cache"] == pytest.approx(128 * 9 * 0.3)  # 128 batches through the first nine blocks
+    assert found["train"] == pytest.approx(1000 * 12 * 0.4)  # without the teacher
+    # 128 batches through the first nine blocks, and the teacher through the last three
+    assert found["cache"] == pytest.approx(128 * (9 * 0.3 + 3 * 0.1))
+    every_step = stages(make_plan(replace(RECIPE, teacher_cache="never"), SHAPE, TIMING, sentences=4096))
+    assert every_step["train"] == pytest.approx(1000 * 12 * 0.5)
+    assert every_step["cache"] == pytest.approx(128 * 9 * 0.3)
     in_onnx = ONNX_COST * 0.1
     assert found["evaluate"] == pytest.approx(2000 / 32 * 12 * (0.1 + in_onnx))
     assert found["compare"] == pytest.approx(512 / 32 * 12 * 0.2)  # a sample in torch
@@ -75,22 +79,38 @@ def test_memory_and_disk_by_hand() -> None:
     mib = 2**20
     cache = 2 * 4096 * 32 * 768 * 4 / mib
     model, embedding = 110e6 * 4 / mib, 23e6 * 4 / mib
-    plan = make_plan(RECIPE, SHAPE, TIMING, 4096)
+    off = replace(RECIPE, teacher_cache="never")
+    plan = make_plan(off, SHAPE, TIMING, 4096)
     assert plan.memory_mib == pytest.approx(1000 + model + 3 * 200 + 2 * embedding + cache)
-    on_disk = make_plan(RECIPE, SHAPE, TIMING, 4096, cache_budget_mib=cache - 1)
+    on_disk = make_plan(off, SHAPE, TIMING, 4096, cache_budget_mib=cache - 1)
     assert on_disk.memory_mib == pytest.approx(plan.memory_mib - cache)
     assert on_disk.disk_mib - plan.disk_mib == pytest.approx(cache - 2 * 110e6 / 2 / mib)
-    whole = make_plan(replace(RECIPE, modules="1"), replace(SHAPE, cuts=(0, 12)), TIMING, 4096)
+    whole = make_plan(replace(off, modules="1"), replace(SHAPE, cuts=(0, 12)), TIMING, 4096)
     assert whole.memory_mib == pytest.approx(1000 + model + 12 * 200 + 2 * embedding)  # nothing to cache
+
+
+def test_memory_and_disk_of_targets_by_hand() -> None:
+    """Of a module with three blocks: the embedding's output and two hidden states; the third is a stream."""
+    mib = 2**20
+    hidden = 4096 * 32 * 768 * 4 / mib
+    without = make_plan(replace(RECIPE, teacher_cache="never"), SHAPE, TIMING, 4096)
+    plan = make_plan(RECIPE, SHAPE, TIMING, 4096)
+    assert plan.memory_mib == pytest.approx(without.memory_mib + 3 * hidden)
+    split = make_plan(RECIPE, SHAPE, TIMING, 4096, cache_budget_mib=5 * hidden - 1)
+    assert split.memory_mib == pytest.approx(without.memory_mib)  # the streams stay in memory
+    assert split.disk_mib - plan.disk_mib == pytest.approx(3 * hidden - 2 * 110e6 / 2 / mib)
+    on_disk = make_plan(RECIPE, SHAPE, TIMING, 4096, cache_budget_mib=1.0)
+    assert on_disk.memory_mib == pytest.approx(without.memory_mib - 2 * hidden)
+    assert on_disk.disk_mib - split.disk_mib == pytest.approx(2 * hidden)
 
 
 def test_a_long_run_is_told_how_to_be_shorter() -> None:
     long = replace(RECIPE, steps=2000)
-    plan = make_plan(long, SHAPE, TIMING, 4096, threads=2, evaluation_examples=10_000)
+    plan = make_plan(long, SHAPE, TIMING, 4096, threads=2, evaluation_examples=4000)
     offered = dict(plan.shorter)
-    fewer = make_plan(replace(long, steps=400), SHAPE, TIMING, 4096, evaluation_examples=10_000)
+    fewer = make_plan(replace(long, steps=400), SHAPE, TIMING, 4096, evaluation_examples=4000)
     assert offered["--steps 400"] == pytest.approx(fewer.seconds)
-    assert offered["--batch-size 16"] == pytest.approx(plan.seconds - 2000 * 12 * 0.5 / 2)
+    assert offered["--batch-size 16"] == pytest.approx(plan.seconds - 2000 * 12 * 0.4 / 2)
     assert "--eval-size 1000" not in offered  # would save less than a tenth
     text = "\n".join(plan.lines())
     assert text.startswith("plan: bert-base (12 blocks, 110 M parameters) to 4-4-8 with mrem-s\n")
