@@ -199,9 +199,9 @@ def freeze(model: PreTrainedModel, head: str) -> FrozenModel:
 
 
 def with_hot_rows(weight: FrozenWeight, hot: HotRows) -> FrozenWeight:
-    """The weight with these hot rows, whose codes of few bits now count for nothing."""
-    ids, smallest = hot.ids.long(), weight.spacing - 1  # a midrise grid has no 0
-    codes = weight.codes.index_fill(0, ids, smallest)
+    """The weight with these hot rows, whose codes of few bits now count for nothing: files hold zeros."""
+    ids, nothing = hot.ids.long(), from_stored(0, weight.spacing)
+    codes = weight.codes.index_fill(0, ids, nothing)
     return replace(weight, codes=codes, scale=weight.scale.index_fill(0, ids, 0), hot=hot)
 
 
