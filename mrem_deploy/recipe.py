@@ -140,7 +140,7 @@ class Recipe:
         rare=True,
     )
     embedding_rate: float = option(
-        1.0,
+        0.1,
         "learning rate of the embeddings, as a share of that of the weights",
         group=TRAINING,
         rare=True,
@@ -148,7 +148,7 @@ class Recipe:
     )
     seed: int = option(0, "draws the calibration sentences and the order of batches", group=TRAINING, least=0)
     per_channel: bool = option(
-        False, "one scale per output channel of a weight instead of one per weight", group=BITS
+        True, "one scale per output channel of a weight instead of one per weight", group=BITS
     )
     symmetric: bool = option(False, "only symmetric activations (for TensorRT)", group=BITS)
     keep_fp: tuple[str, ...] = option(
@@ -164,7 +164,7 @@ class Recipe:
         rare=True,
     )
     hot_rows: str = option(
-        "0",
+        AUTO,
         "rows of the word embedding that keep 8 bits: those whose error the calibration sentences meet most. "
         "auto: 64 at 2 and 4 bits",
         group=BITS,
@@ -258,7 +258,7 @@ class Recipe:
         before=0,
     )
     output_loss: str = option(
-        "mse",
+        AUTO,
         "what the last module is trained on at the model's outputs (mrem-s, mrem-p): squared error (mse) or "
         "the divergence of the predicted probabilities (kl). auto: kl for classes, tags and answers; cosine "
         "and squared error for embeddings; squared error for scores",

@@ -6,8 +6,7 @@ from typing import Any
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.options import bad_value, check_options, flag
-from mrem_deploy.numerics import UNQUANTIZED_BITS
-from mrem_deploy.quant.spec import HOT_ROWS
+from mrem_deploy.quant.spec import HOT_ROWS, TWO_BIT_QUANTIZERS
 from mrem_deploy.recipe_defaults import default_rate
 from mrem_deploy.recipe_values import (
     parse_duration,
@@ -67,14 +66,11 @@ def _check_method(recipe: Recipe) -> None:
 
 
 def _check_quantizer(recipe: Recipe) -> None:
-    """TWN is for weights of 2 bits, midrise for anything of 2 bits; the others for any bits."""
-    bits = "auto" if recipe.chooses_bits else recipe.spec.weight_bits
-    if recipe.weight_quantizer == "twn" and bits not in (2, UNQUANTIZED_BITS):
-        raise UserError(f"--weight-quantizer twn is for 2-bit weights; got {bits}", "use laq or uniform")
+    """TWN and midrise are for 2 bits; the others for any bits."""
     has_two_bits = recipe.chooses_bits or 2 in (recipe.spec.weight_bits, recipe.spec.embedding_bits)
-    if recipe.weight_quantizer == "midrise" and not has_two_bits:
+    if recipe.weight_quantizer in TWO_BIT_QUANTIZERS and not has_two_bits:
         raise UserError(
-            f"--weight-quantizer midrise is for 2 bits, and --bits {recipe.bits} has none",
+            f"--weight-quantizer {recipe.weight_quantizer} is for 2 bits, and --bits {recipe.bits} has none",
             "use auto, laq or uniform, or give weights or embeddings 2 bits",
         )
 
@@ -96,7 +92,8 @@ def _check_budget(recipe: Recipe) -> None:
 def _check_hot_rows(recipe: Recipe) -> None:
     """Rows of 8 bits need an embedding of fewer."""
     bits = recipe.spec.embedding_bits
-    if parse_hot_rows(recipe.hot_rows) and bits not in HOT_ROWS and not recipe.chooses_bits:
+    given = recipe.hot_rows != "auto" and parse_hot_rows(recipe.hot_rows)
+    if given and bits not in HOT_ROWS and not recipe.chooses_bits:
         raise UserError(
             f"--hot-rows {recipe.hot_rows} has no effect with --bits {recipe.bits}",
             "leave it out, or give the word embedding 2 or 4 bits",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mrem_deploy.numerics import UNQUANTIZED_BITS
 
 WEIGHT_QUANTIZERS = ("auto", "twn", "midrise", "laq", "uniform")
-USUAL_QUANTIZERS = {2: "twn", 3: "uniform", 4: "laq", 8: "uniform"}  # by bits: what `auto` stands for
+USUAL_QUANTIZERS = {2: "midrise", 3: "uniform", 4: "laq", 8: "uniform"}  # by bits: what `auto` stands for
 TWO_BIT_QUANTIZERS = ("twn", "midrise")  # weights of other bits get the usual quantizer
 HOT_ROWS = {2: 64, 4: 64}  # rows of the word embedding at 8 bits that `auto` means, by its bits
 

@@ -98,6 +98,9 @@ def run_cell(cell: tuple[str, str, str], root: Path) -> Path:
         "scored-by": "torch",
         "holdout": 0,
         "teacher-cache": "never",
+        "hot-rows": 0,
+        "embedding-rate": 1,
+        "output-loss": "mse",
         # Every method freezes to the same kind of model: one of them shows what the export makes of it.
         "export": PROFILES if method == "mrem-s" else "none",
     }
@@ -107,7 +110,10 @@ def run_cell(cell: tuple[str, str, str], root: Path) -> Path:
         options |= {"steps": 6, "lr": 1e-3}
     if bits.startswith("auto"):
         options["budget-mb"] = BUDGETS_MIB[head]
+    if bits != "4-4-8":
+        options["weight-quantizer"] = "twn"
     argv = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+    argv.append("--no-per-channel")
     if method == "mrem-p":
         argv += ["--deterministic", "--workers", "2" if (bits, head) == ("4-4-8", "squad") else "1"]
     code = quantize.main(argv)
@@ -162,8 +168,12 @@ def describe_result(folder: Path, root: Path) -> dict[str, dict[str, str]]:
 
 
 def recorded_lines(path: Path) -> str:
-    """A recipe.yaml without the options that are younger than the record; each option is one line."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    """A recipe.yaml without the options that are younger than the record; each option is one line.
+
+    What was the quantizer of 2 bits without being named has to be named now.
+    """
+    text = path.read_text(encoding="utf-8").replace("weight_quantizer: twn", "weight_quantizer: auto")
+    lines = text.splitlines(keepends=True)
     return "".join(line for line in lines if line.partition(":")[0] in RECORDED_OPTIONS)
 
 
