@@ -21,7 +21,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -88,7 +88,19 @@ TRAIN_SHARE = 0.8
 # only: quantizing the model evaluates it on the entire split.
 FINETUNING = FinetuneSettings(model="", task="text-classification", data="", out="", epochs=1, eval_size=500)
 # What differs from the defaults of `quantize`: few steps, so that it takes minutes on two cores.
-QUANTIZATION: dict[str, Any] = {"bits": "4-4-8", "steps": 100, "calib_size": 1024, "out": "mrem-demo"}
+QUANTIZATION: dict[str, Any] = {"bits": "4-4-8", "preset": "quick", "calib_size": 1024, "out": "mrem-demo"}
+SECOND_BITS, SECOND_OUT = "2-2-8", "{out}-2bit"
+
+
+def demo_runs(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Options of the built-in example's runs: 4 bits, and 2 bits next to it unless `given` names the bits."""
+    first = {**demo_options(), **given}
+    if "bits" in given:
+        return [first]
+    return [
+        first,
+        {**first, "bits": SECOND_BITS, "out": SECOND_OUT.format(out=str(first["out"]).rstrip("/"))},
+    ]
 
 
 def demo_options() -> dict[str, Any]:

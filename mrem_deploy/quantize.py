@@ -12,10 +12,11 @@ from mrem_deploy.base import cli
 EXAMPLES = """\
 examples:
   mrem quantize
-      the built-in example: a small encoder, fine-tuned on movie reviews, to 4 bits (minutes on two cores)
+      the built-in example: a small encoder, fine-tuned on movie reviews, to 4 and to 2 bits (minutes)
   mrem quantize --model my-bert-sst2 --task sst2 --data glue/SST-2 --out result
   mrem quantize --model my-bert --task text-classification --data reviews.csv \\
-      --text-column review --label-column stars --bits 2-2-8 --steps 500 --out result
+      --text-column review --label-column stars --bits 2-2-8 --time-budget 10m --out result
+      as many steps as fit into ten minutes on this machine
   mrem quantize --model my-embedder --task feature-extraction --data sentences.txt --out result
   mrem quantize --model my-bert --task mnli --data glue/MNLI --method mrem-p --modules 4 --out result
       trains all modules at once, each in a separate process
@@ -66,17 +67,18 @@ def main(argv: list[str] | None = None) -> int:
 
     values: dict[str, Any] = from_yaml(Path(config)) if config else {}
     values.update(arguments)
+    runs = [values]
     if not {"model", "task", "data"} & values.keys():
-        from mrem_deploy.demo import demo_options
+        from mrem_deploy.demo import demo_runs
 
-        values = {**demo_options(), **values}
-    recipe = make_recipe(values)
-    if only_plan:
-        print("\n".join(pipeline.plan(recipe).lines()))
-        return 0
-    result = pipeline.run(recipe, resume)
-    if os.environ.get("RANK", "0") == "0":  # only the first of several workers prints
-        print(terminal_summary(result.metrics, result.folder))
+        runs = demo_runs(values)
+    for recipe in map(make_recipe, runs):
+        if only_plan:
+            print("\n".join(pipeline.plan(recipe).lines()))
+            continue
+        result = pipeline.run(recipe, resume)
+        if os.environ.get("RANK", "0") == "0":  # only the first of several workers prints
+            print(terminal_summary(result.metrics, result.folder))
     return 0
 
 

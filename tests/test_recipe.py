@@ -209,7 +209,12 @@ def test_the_page_of_the_options_is_up_to_date() -> None:
 def test_no_arguments_run_the_built_in_example(monkeypatch: pytest.MonkeyPatch, captured: Any) -> None:
     options = {"model": "starter", "task": "text-classification", "data": "reviews", "out": "/o", "steps": 3}
     monkeypatch.setattr(demo, "demo_options", lambda: dict(options))
-    assert {name: getattr(captured([]), name) for name in options} == options
+    assert [(run["bits"], run["out"]) for run in demo.demo_runs({"bits": "8-8-8"})] == [("8-8-8", "/o")]
+    runs = demo.demo_runs({})
+    assert [{name: run[name] for name in options} for run in runs] == [options, options | {"out": "/o-2bit"}]
+    assert [run.get("bits") for run in runs] == [None, "2-2-8"]
+    last = captured([])
+    assert {name: getattr(last, name) for name in options} == options | {"out": "/o-2bit"}
     changed = captured(["--bits", "2-2-8", "--steps", "5", "--out", "/other"])
     assert (changed.model, changed.bits, changed.steps, changed.out) == ("starter", "2-2-8", 5, "/other")
 

@@ -155,6 +155,18 @@ def gobo_of(plan: ExperimentPlan, subject: Subject, bits: str) -> Recipe:
     )  # fmt: skip
 
 
+def papers_settings(bits: str) -> dict[str, Any]:
+    """The paper's own quantizers and losses, where the defaults of `mrem quantize` have become others."""
+    two_bits = "2" in bits.split("-")[:2]
+    return {
+        "weight_quantizer": "twn" if two_bits else "auto",
+        "hot_rows": "0",
+        "embedding_rate": 1.0,
+        "output_loss": "mse",
+        "centring": "never",
+    }
+
+
 def recipe_of(plan: ExperimentPlan, subject: Subject, method: str, bits: str, **changes: Any) -> Recipe:
     """The recipe of one variant; the seed is set when it is run."""
     options = _known(max_length=plan.max_length, lr=plan.lr)
@@ -180,6 +192,7 @@ def recipe_of(plan: ExperimentPlan, subject: Subject, method: str, bits: str, **
         threads=plan.threads,
         seed=FIRST_SEED,
         export="none",
+        **papers_settings(bits),
         **options,
     )
     return replace(recipe, **changes)
