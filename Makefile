@@ -105,7 +105,7 @@ demo: $(READY)
 
 # Two at a time; the tests of a file stay together, because they share what is slow to make.
 test: $(READY)
-	$(PY) -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "not gpu_compile" $(PYTEST_ARGS)
+	$(PY) -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not gpu_compile" $(PYTEST_ARGS)
 
 gpu-compile: $(READY)
 	$(PY) -m pytest -m gpu_compile tests/kernels

@@ -38,7 +38,7 @@ OPTIONS: dict[str, tuple[str, list[str], Any]] = {
     "step_lr": ("0.01", [".01"], 0.01),
     "embedding_rate": ("0.25", [".25"], 0.25),
     "seed": ("7", ["7"], 7),
-    "per_channel": ("true", [], True),
+    "per_channel": ("false", [], False),
     "symmetric": ("yes", [], True),
     "keep_fp": ("['*.pooler.*', '*.0.*']", ["*.pooler.*", "--keep-fp", "*.0.*"], ("*.pooler.*", "*.0.*")),
     "weight_quantizer": ("uniform", ["uniform"], "uniform"),
@@ -256,7 +256,7 @@ def test_the_digest_of_a_recipe_stays() -> None:
     """
     young = {item.name: item.metadata["before"] for item in dataclasses.fields(Recipe)}
     before = {name: value for name, value in young.items() if value is not dataclasses.MISSING}
-    before |= {"batch_size": 32, "calib_size": 4096}  # defaults that were others
+    before |= {"batch_size": 32, "calib_size": 4096, "per_channel": False}  # defaults that were others
     plain = Recipe(model="m", task="sst2", data="d", out="o", steps=2000, lr=5e-4, **before)
     assert plain.digest() == "250bc9f395263924"
     squad = {"task": "squad", "bits": "2-2-8", "method": "mrem-p", "keep_fp": ("a*",)}
@@ -350,19 +350,14 @@ def test_a_wrong_value_is_refused(name: str, value: Any, said: str) -> None:
         assert repr(value) in caught.value.problem
 
 
-def test_twn_has_two_bits() -> None:
-    with pytest.raises(UserError, match="twn is for 2-bit weights; got 4"):
-        Recipe(weight_quantizer="twn", bits="4-4-8")
-    assert Recipe(weight_quantizer="twn", bits="2-2-8").spec.weight_quantizer == "twn"
-
-
-def test_midrise_needs_two_bits_somewhere() -> None:
+@pytest.mark.parametrize("quantizer", ["twn", "midrise"])
+def test_quantizers_of_two_bits_need_them_somewhere(quantizer: str) -> None:
     for bits in ("2-2-8", "2-4-8", "4-2-8", "2-32-4", "8-2-32"):
-        assert Recipe(weight_quantizer="midrise", bits=bits).spec.weight_quantizer == "midrise"
-    assert Recipe(weight_quantizer="midrise", bits="auto-4", budget_mb=12).chooses_bits
+        assert Recipe(weight_quantizer=quantizer, bits=bits).spec.weight_quantizer == quantizer
+    assert Recipe(weight_quantizer=quantizer, bits="auto-4", budget_mb=12).chooses_bits
     for bits in ("4-4-8", "3-8-8", "32-32-8"):
-        with pytest.raises(UserError, match=f"midrise is for 2 bits, and --bits {bits} has none"):
-            Recipe(weight_quantizer="midrise", bits=bits)
+        with pytest.raises(UserError, match=f"{quantizer} is for 2 bits, and --bits {bits} has none"):
+            Recipe(weight_quantizer=quantizer, bits=bits)
 
 
 @pytest.mark.parametrize("text", ["[]", "0", "false", "a text", "- a\n- b"])
@@ -404,7 +399,7 @@ def test_bits_to_be_chosen() -> None:
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"bits": "auto"}, "needs a size"),
     ({"budget_mb": 12.0}, "no effect with --bits 4-4-8"),
-    ({"bits": "auto", "budget_mb": 12.0, "weight_quantizer": "twn"}, "2-bit weights; got auto"),
+    ({"bits": "4-4-8", "weight_quantizer": "twn"}, "twn is for 2 bits, and --bits 4-4-8 has none"),
     ({"train_size": 100}, "--train-size is for --method qat; the method is mrem-s"),
     ({"accumulate": 2, "method": "ptq"}, "--accumulate is for --method qat; the method is ptq"),
     ({"lr": 1e-3, "method": "qat"}, "--lr is for the other methods"),
