@@ -19,6 +19,7 @@ import mrem_deploy
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.kernels import unpack
 from mrem_deploy.models.architectures import model_outputs
+from mrem_deploy.numerics import from_stored
 from mrem_deploy.quant import artifact
 from mrem_deploy.quant.frozen import FrozenModel, freeze
 from mrem_deploy.quant.spec import QuantSpec
@@ -101,7 +102,7 @@ def test_integers_are_truly_packed_under_names_of_their_own(tmp_path: Path) -> N
         assert stored.dtype == torch.uint8
         assert stored.numel() == -(-weight.codes.numel() * weight.bits // 8)
         codes = unpack(stored.numpy(), weight.bits, weight.codes.numel())
-        assert np.array_equal(codes, weight.codes.numpy().reshape(-1))
+        assert np.array_equal(from_stored(codes, weight.spacing), weight.codes.numpy().reshape(-1))
     # No Hugging Face name, so nothing mistakes the file for ordinary weights.
     assert not set(tensors) & set(student.state_dict())
     payload = sum(value.numel() * value.element_size() for value in tensors.values())
@@ -132,7 +133,7 @@ def test_the_folder_holds_no_pickle(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", artifact.MANIFEST, artifact.TENSORS}
     manifest = json.loads((tmp_path / artifact.MANIFEST).read_text())
     assert (manifest["format"], manifest["format_version"]) == (artifact.FORMAT, artifact.FORMAT_VERSION)
-    assert manifest["weights"]["bert.pooler.dense"] == {"bits": 2, "shape": [16, 16]}
+    assert manifest["weights"]["bert.pooler.dense"] == {"bits": 2, "shape": [16, 16], "grid": "midrise"}
 
 
 def test_saving_over_an_older_result_replaces_it(tmp_path: Path) -> None:
