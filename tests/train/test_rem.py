@@ -105,7 +105,7 @@ def test_every_product_is_in_one_unit(kind: str, bits: int) -> None:
 )  # RoBERTa is a BERT here
 def test_rem_lowers_the_error_of_its_products_and_touches_nothing_else(kind: str) -> None:
     """One batch holds all examples. Norms, head and what no product owns keep every bit."""
-    teacher, student = tiny_pair(kind, spec=QuantSpec(2, 2, 4))
+    teacher, student = tiny_pair(kind, spec=QuantSpec(2, 2, 4, weight_quantizer="twn"))
     before = state_of(student)
     rates = {"steps": 10, "batch_size": 12, "lr": 1e-3, "step_lr": 3e-2}
     log = train_rem(train_job(teacher, student, tiny_encoded(kind), **rates))
