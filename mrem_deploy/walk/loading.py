@@ -85,7 +85,7 @@ def load(run: Run) -> Loaded:
         holdout = sample(encoded, recipe.holdout, recipe.seed)
     training, kept = None, rows
     if METHODS[recipe.method].needs_training_set:
-        chosen = drawn_rows(len(every), recipe.train_size or len(every), recipe.seed)
-        kept = chosen[~np.isin(chosen, apart)]
+        others = np.setdiff1d(np.arange(len(every)), apart)
+        kept = others[drawn_rows(len(others), recipe.train_size or len(others), recipe.seed)]
         training = encode(tokenizer, every.take(kept), recipe.max_length)
     return Loaded(recipe, task_data, teacher, tokenizer, calibration, training, len(kept), holdout)

@@ -102,7 +102,7 @@ def test_the_caption_labels_every_reduction(done: Path) -> None:
         "steps per matmul of REM 2 (paper: 250)",
         "modules 2 (paper: 4)",
         "calibration examples 24 (paper: 4,096)",
-        "learning rate 0.0005 (paper: 0.0001)",
+        "learning rate 0.001 (paper: 0.0001)",
         "batch size 8",
         "task text-classification (paper: mnli)",
         "a model of 2 layers",
