@@ -19,6 +19,8 @@ import numpy as np
 
 from mrem_deploy.evaluate.agreement import Outputs, same_classes, same_spans, same_tags, twins
 
+Values = Sequence[np.ndarray] | np.ndarray  # of every example: one or more
+
 
 @dataclass(frozen=True)
 class Fidelity:
@@ -88,7 +90,7 @@ def log_softmax(logits: np.ndarray, axis: int = -1) -> np.ndarray:
 # -- of all examples ---------------------------------------------------------------------------------------
 
 
-def clustered_mean(values: Sequence[np.ndarray]) -> tuple[float | None, float | None]:
+def clustered_mean(values: Values) -> tuple[float | None, float | None]:
     """The mean over all values and its standard error; `values` are those of each example.
 
     With sums s and counts n of k examples: m = Σs / Σn, error = √(k/(k − 1) · Σ(s − m·n)²) / Σn.
@@ -107,7 +109,7 @@ def clustered_mean(values: Sequence[np.ndarray]) -> tuple[float | None, float | 
     return mean, float(np.sqrt(spread) / counts.sum())
 
 
-def fidelity_of(divergence: Sequence[np.ndarray], same: Sequence[np.ndarray]) -> Fidelity:
+def fidelity_of(divergence: Values, same: Values) -> Fidelity:
     """From the divergences of every example, and whether each of its predictions stayed the same."""
     share, error = clustered_mean([~np.asarray(own, dtype=bool) for own in same])
     return Fidelity(
