@@ -209,16 +209,16 @@ def _plan(
     passes = timing.teacher
     if profiles and recipe.validate:
         passes += ONNX_COST * timing.teacher
-    if by_onnxruntime(recipe, profiles):
-        sampled = min(TORCH_EXAMPLES, evaluation_examples or TORCH_EXAMPLES)
-        seconds = sampled * shape.blocks * timing.student / recipe.batch_size
-        stages.append(Stage("compare", f"{count(sampled)} examples with torch", seconds))
-    else:
-        passes += timing.student
+    sampling = by_onnxruntime(recipe, profiles)
+    passes += 0.0 if sampling else timing.student
     per_thousand = 1000 * shape.blocks * passes / recipe.batch_size
     if evaluation_examples is not None:
         what = f"{count(evaluation_examples)} examples"
         stages.append(Stage("evaluate", what, per_thousand * evaluation_examples / 1000))
+    if sampling:
+        sampled = min(TORCH_EXAMPLES, evaluation_examples or TORCH_EXAMPLES)
+        seconds = sampled * shape.blocks * timing.student / recipe.batch_size
+        stages.append(Stage("compare", f"{count(sampled)} examples in torch", seconds))
     return Plan(
         title=_title(recipe, shape),
         stages=tuple(stages),

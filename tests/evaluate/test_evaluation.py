@@ -309,6 +309,32 @@ def test_notes_on_disagreement(share: float, bits: int, noted: bool) -> None:
     assert "no matmul runs on integers" in findings.notes_on(idle, bits)[-1]
 
 
+@pytest.mark.parametrize(
+    ("share", "error", "bits", "apart"),
+    [
+        (98.0, 0.6, 8, False),  # less than usual, but a sample of that size says no more
+        (98.0, 0.4, 8, True),
+        (97.9, None, 8, True),  # a measure without an error, such as a cosine
+        (97.9, 0.1, 4, False),
+    ],
+)
+def test_torch_is_asked_for_more_only_where_the_sample_is_clear(
+    share: float, error: float | None, bits: int, apart: bool
+) -> None:
+    found = findings.Findings(
+        findings.OnnxFile("model.onnx", "ort-cpu", None, 17, 1.0),
+        {QUANTIZED: {"dev": {"agreement": share}}},
+        findings.Steadiness(9, 100.0, 100.0),
+        {},
+        Census({"QGemm": 1}, {}, [], {}),
+        "1.0",
+        0,
+        {QUANTIZED: {"dev": Fidelity(flips=100 - share, flips_error=error)}},
+        {"dev": 512},
+    )
+    assert findings.clearly_differ(found, bits) == apart
+
+
 def test_outputs_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
     evaluation, model = evaluation_of("text-classification", tmp_path)
     evaluation.add(ONNX, with_noise(torch_predictor(model), float("nan")))

@@ -127,6 +127,17 @@ def test_memory(mebibytes: float, shown: str) -> None:
     assert format.memory(mebibytes) == shown
 
 
+def test_the_card_says_which_model_was_scored(tmp_path: Path) -> None:
+    onnx = Onnx("model.onnx", "ort-cpu", 21, 60.0)
+    for given, said in (
+        (metrics(), "`mrem_deploy.load` returns exactly the model that is evaluated below."),
+        (metrics(onnx=onnx), "`mrem_deploy.load` returns exactly the model that is evaluated below."),
+        (metrics(onnx=onnx, accuracy=fidelity()), "those of `model.onnx` in onnxruntime;"),
+    ):
+        write(tmp_path, given)
+        assert said in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
 # The terminal
 
 
