@@ -179,3 +179,9 @@ def test_help_loads_nothing_heavy(words: str) -> None:
     assert done.returncode == 0, done.stderr
     assert "usage: mrem" in done.stdout
     assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """pytest imports them by name alone, and would refuse the second one."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))

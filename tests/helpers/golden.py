@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -105,7 +106,7 @@ def run_cell(cell: tuple[str, str, str], root: Path) -> Path:
         "export": PROFILES if method == "mrem-s" else "none",
     }
     if method == "qat":
-        options |= {"qat-epochs": "1+1", "train-size": 32}
+        options |= {"qat-epochs": "1+1", "train-size": 32, "steps": 2000}
     else:
         options |= {"steps": 6, "lr": 1e-3}
     if bits.startswith("auto"):
@@ -170,9 +171,12 @@ def describe_result(folder: Path, root: Path) -> dict[str, dict[str, str]]:
 def recorded_lines(path: Path) -> str:
     """A recipe.yaml without the options that are younger than the record; each option is one line.
 
-    What was the quantizer of 2 bits without being named has to be named now.
+    What was the quantizer of 2 bits without being named has to be named now, and the rate that qat does not
+    use has another default.
     """
     text = path.read_text(encoding="utf-8").replace("weight_quantizer: twn", "weight_quantizer: auto")
+    if "method: qat" in text:
+        text = re.sub(r"(?m)^lr: .*$", "lr: 0.0005", text)
     lines = text.splitlines(keepends=True)
     return "".join(line for line in lines if line.partition(":")[0] in RECORDED_OPTIONS)
 
