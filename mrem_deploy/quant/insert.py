@@ -88,10 +88,10 @@ def insert_quantizers(
             setattr(attention, product, Matmul(*sides))
     embedding = model.get_submodule(found.word_embedding)
     embedding.sparse = True  # also at full precision only rows that occur are updated
-    own = spec.embedding(found.word_embedding)
-    quantizer = make_weight_quantizer(embedding.weight, own)
+    of_rows = spec.embedding(found.word_embedding)
+    quantizer = make_weight_quantizer(embedding.weight, of_rows)
     if not isinstance(quantizer, nn.Identity):
-        hot = make_hot_quantizer(embedding.weight, quantizer, own, counts)
+        hot = make_hot_quantizer(embedding.weight, quantizer, of_rows, counts)
         replace_module(model, found.word_embedding, QuantEmbedding(embedding, quantizer, hot))
 
 
