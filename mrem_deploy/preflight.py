@@ -133,6 +133,12 @@ def check_model(recipe: Recipe, model: PreTrainedModel) -> None:
     check_max_length(model, recipe.max_length)
     if recipe.method in ("mrem-s", "mrem-p"):
         module_cuts(model, parse_modules(recipe.modules))
+    if recipe.output_loss == "kl" and (found.base == "" or model.config.num_labels == 1):
+        what = "gives embeddings" if found.base == "" else "has one output"
+        raise UserError(
+            f"--output-loss kl compares predicted probabilities, and this model {what}",
+            "use --output-loss auto or mse",
+        )
     names = [*found.linears, *found.attentions, found.word_embedding]
     for pattern in recipe.keep_fp:
         if not fnmatch.filter(names, pattern):

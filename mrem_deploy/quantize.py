@@ -32,7 +32,8 @@ examples:
 
 def build_parser() -> argparse.ArgumentParser:
     from mrem_deploy.base.options import add_options
-    from mrem_deploy.recipe import GROUPS, Recipe
+    from mrem_deploy.recipe import Recipe
+    from mrem_deploy.recipe_groups import GROUPS
 
     parser = argparse.ArgumentParser(
         prog="mrem quantize",

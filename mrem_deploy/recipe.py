@@ -24,7 +24,8 @@ from mrem_deploy.kernels.backends import CHOICES as BACKENDS
 from mrem_deploy.numerics import UNQUANTIZED_BITS
 from mrem_deploy.quant.spec import USUAL_QUANTIZERS, WEIGHT_QUANTIZERS, QuantSpec
 from mrem_deploy.recipe_checks import check
-from mrem_deploy.recipe_defaults import BALANCED, PRESETS, by_bits, by_preset, by_task, filled_in
+from mrem_deploy.recipe_defaults import BALANCED, PRESETS, by_bits, by_method, by_preset, by_task, filled_in
+from mrem_deploy.recipe_groups import BITS, MACHINE, MODEL, MREM_P, OUTPUT, QAT, TRAINING
 from mrem_deploy.recipe_values import module_count as module_count
 from mrem_deploy.recipe_values import parse_bits as parse_bits
 from mrem_deploy.recipe_values import parse_duration as parse_duration
@@ -41,19 +42,6 @@ OUTPUT_LOSSES = ("auto", "mse", "kl")
 TEACHER_CACHES = ("auto", "never")
 AUTO = "auto"
 CENTRED_BITS = 4  # of activations that are centred unless the recipe says otherwise
-
-# The groups of options in the order of `--help`, and what holds for the entire group.
-MODEL, BITS, TRAINING, MREM_P = "model and data", "bits", "training", "mrem-p"
-QAT, OUTPUT, MACHINE = "qat", "output", "machine"
-GROUPS = {
-    MODEL: "",
-    BITS: "",
-    TRAINING: "",
-    MREM_P: "only with --method mrem-p",
-    QAT: "only with --method qat",
-    OUTPUT: "",
-    MACHINE: "",
-}
 
 
 @dataclass(frozen=True)
@@ -140,9 +128,10 @@ class Recipe:
         rare=True,
     )
     embedding_rate: float = option(
-        0.1,
+        None,
         "learning rate of the embeddings, as a share of that of the weights",
         group=TRAINING,
+        shown=by_method(),
         rare=True,
         before=1.0,
     )
@@ -235,9 +224,17 @@ class Recipe:
     )
     qat_lr: float = option(
         1e-4,
-        "learning rate of the weights, decays linearly in each stage; with much data use 2e-5 to 5e-5",
+        "learning rate of the weights, rises over --qat-warmup and then decays linearly, in each stage; with "
+        "much data use 2e-5 to 5e-5",
         group=QAT,
     )
+    qat_warmup: float = option(0.1, "share of a stage in which it rises", group=QAT, rare=True, before=0.0)
+    qat_relative: bool = option(
+        True,
+        "divide the error of hidden states and attention scores by their mean square; otherwise scores are "
+        "nearly all of the first stage's loss",
+        group=QAT, rare=True, before=False,
+    )  # fmt: skip
     qat_evals: int = option(
         1,
         "evaluations per epoch of the second stage; the best model is kept",

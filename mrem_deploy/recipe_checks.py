@@ -18,6 +18,7 @@ from mrem_deploy.recipe_values import (
 
 Recipe = Any  # mrem_deploy.recipe.Recipe, which calls this module
 
+EARLIER_RATES = (5e-4, 5e-5)  # defaults of --lr that earlier builds wrote into recipe.yaml, also of qat
 WITH_STEPS = ("mrem-s", "mrem-p", "rem")  # methods whose training is counted in steps per module or matmul
 
 
@@ -39,6 +40,8 @@ def check(recipe: Recipe) -> None:
             raise bad_value(name, "a number between 0 and 1", getattr(recipe, name))
     if not 0 < recipe.embedding_rate <= 1:
         raise bad_value("embedding_rate", "a share above 0, at most 1", recipe.embedding_rate)
+    if not 0 <= recipe.qat_warmup < 1:
+        raise bad_value("qat_warmup", "a share from 0 to below 1", recipe.qat_warmup)
     if recipe.max_memory is not None:
         parse_megabytes(recipe.max_memory)
 
@@ -51,7 +54,7 @@ def _check_method(recipe: Recipe) -> None:
                 f"{flag(name)} is for --method qat; the method is {recipe.method}",
                 "leave it out; the other methods use --calib-size and --batch-size",
             )
-    if recipe.method == "qat" and recipe.lr != default_rate(recipe):
+    if recipe.method == "qat" and recipe.lr not in (default_rate(recipe), *EARLIER_RATES):
         raise UserError(
             "--lr is for the other methods; the method is qat",
             "use --qat-lr: training the entire model needs a lower rate",

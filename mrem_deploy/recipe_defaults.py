@@ -35,6 +35,10 @@ MOST_STEPS = 5000  # per module, with a time budget
 RATES = {2: 1e-3, 3: 1e-3, 4: 1e-4, 8: 1e-4, 32: 1e-4}
 RATE_OF_CHOSEN_BITS = 3e-4
 
+# Of the embeddings, as a share of the rate of the weights. What rows learn from a few sentences is wrong
+# elsewhere; qat sees the entire training split, and TernaryBERT, whose recipe it is, has one rate.
+EMBEDDING_RATES = {"": 0.1, "qat": 1.0}
+
 
 def default_rate(recipe: Recipe) -> float:
     """The learning rate of a recipe that names none."""
@@ -54,6 +58,7 @@ def filled_in(recipe: Recipe) -> dict[str, Any]:
     if recipe.time_budget is not None:
         values["steps"] = MOST_STEPS
     values["lr"] = default_rate(recipe)
+    values["embedding_rate"] = EMBEDDING_RATES.get(recipe.method, EMBEDDING_RATES[""])
     return {name: value for name, value in values.items() if getattr(recipe, name) is None}
 
 
@@ -72,6 +77,11 @@ def by_task(name: str) -> str:
         others.setdefault(getattr(task.defaults, name), []).append(task.name)
     others.pop(usual, None)
     return "; ".join([str(usual), *(f"{' and '.join(tasks)} {value}" for value, tasks in others.items())])
+
+
+def by_method() -> str:
+    """The usual rate of the embeddings (of ""), then those of methods with another."""
+    return "; ".join(f"{method} {value:g}".strip() for method, value in EMBEDDING_RATES.items())
 
 
 def by_bits() -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from mrem_deploy.base.options import flag, markdown
-from mrem_deploy.recipe import GROUPS, Recipe
+from mrem_deploy.recipe import Recipe
+from mrem_deploy.recipe_groups import GROUPS
 
 PAGE = """\
 # The recipe: every option of `mrem quantize`

@@ -59,6 +59,8 @@ OPTIONS: dict[str, tuple[str, list[str], Any]] = {
     "train_size": ("2000", ["2000"], 2000),
     "qat_epochs": ("1+0.5", ["1+0.5"], "1+0.5"),
     "qat_lr": ("2e-5", ["2e-5"], 2e-5),
+    "qat_warmup": ("0", ["0"], 0.0),
+    "qat_relative": ("false", [], False),
     "qat_evals": ("4", ["4"], 4),
     "accumulate": ("2", ["2"], 2),
     "holdout": ("100", ["100"], 100),
@@ -405,6 +407,12 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"lr": 1e-3, "method": "qat"}, "--lr is for the other methods"),
     ({"method": "gobo"}, "lie on no grid"),
 ]
+
+
+@pytest.mark.parametrize("rate", [5e-4, 5e-5])
+def test_recipes_of_qat_from_earlier_builds_are_read(rate: float) -> None:
+    """They name the rate that was the default of the other methods then."""
+    assert make_recipe({"method": "qat", "lr": rate}).qat_lr == 1e-4
 
 
 @pytest.mark.parametrize(("values", "said"), CONTRADICTIONS, ids=[said for _, said in CONTRADICTIONS])

@@ -11,7 +11,7 @@ entire batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from torch import nn
 
 from mrem_deploy.models.parts import Part, PartOutput
 from mrem_deploy.quant.layers import Matmul
-from mrem_deploy.train.loss import distributions, is_distribution, token_mse, valid_mse
+from mrem_deploy.train.loss import distributions, is_distribution, output_terms, token_mse, valid_mse
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,46 @@ def _recorded_scores(part: Part) -> Iterator[list[torch.Tensor]]:
             handle.remove()
 
 
-def imitation_loss(student: Seen, teacher: Seen, mask: torch.Tensor, share: Amount) -> torch.Tensor:
+@dataclass(frozen=True)
+class Powers:
+    """The mean square of every target over real tokens (hidden states) or pairs of them (scores)."""
+
+    hidden: tuple[float, ...]
+    scores: tuple[float, ...]
+
+
+@torch.no_grad()
+def target_powers(teacher: Part, batches: Iterable[dict[str, torch.Tensor]]) -> Powers:
+    """Measured on a few batches once: a constant for each term, however the batches are split.
+
+    Where all targets are 0 the constant is 1: there is nothing to be relative to.
+    """
+    hidden: list[list[float]] = []
+    scores: list[list[float]] = []
+    amounts: list[Amount] = []
+    for batch in batches:
+        seen, mask = watch(teacher, batch), batch["attention_mask"]
+        assert seen.output.embedding is not None
+        states = (seen.output.embedding, *seen.output.hidden)
+        hidden.append([float(token_mse(state, torch.zeros_like(state), mask)) for state in states])
+        scores.append([float(valid_mse(s, torch.zeros_like(s), mask, keys=True)) for s in seen.scores])
+        amounts.append(Amount.of(mask.sum(dim=1).cpu().numpy()))
+    means = (
+        np.average(hidden, axis=0, weights=[amount.tokens for amount in amounts]),
+        np.average(scores, axis=0, weights=[amount.pairs for amount in amounts]),
+    )
+    return Powers(*(tuple(float(power) or 1.0 for power in found) for found in means))
+
+
+def imitation_loss(
+    student: Seen, teacher: Seen, mask: torch.Tensor, share: Amount, powers: Powers | None = None
+) -> torch.Tensor:
     """Σ_l MSE(hidden state l) + Σ_l MSE(attention scores l); l = 0 is the embeddings' output.
 
     Scores count where query and key are real tokens, never at padding. In blocks that attend within a
-    window (ModernBERT) pairs outside of it count as well.
+    window (ModernBERT) pairs outside of it count as well. With `powers` each term is relative to the mean
+    square of its target: scores are tens of times larger than hidden states, and would be nearly all of the
+    loss.
     """
     assert student.output.embedding is not None
     assert teacher.output.embedding is not None
@@ -93,6 +128,9 @@ def imitation_loss(student: Seen, teacher: Seen, mask: torch.Tensor, share: Amou
         )
     ]
     scores = [valid_mse(s, t, mask, keys=True) for s, t in zip(student.scores, teacher.scores, strict=True)]
+    if powers is not None:
+        hidden = [term / power for term, power in zip(hidden, powers.hidden, strict=True)]
+        scores = [term / power for term, power in zip(scores, powers.scores, strict=True)]
     return torch.stack(hidden).sum() * share.tokens + torch.stack(scores).sum() * share.pairs
 
 
@@ -103,15 +141,12 @@ def prediction_loss(
 
     A regression (one output) and a bare encoder have none: mean squared error.
     """
-    pairs = list(zip(student.outputs, teacher.outputs, strict=True))
-    if student.bare:
-        return _sum([token_mse(s, t, mask) for s, t in pairs]) * share.tokens
-    if not is_distribution(student):
-        return _sum([(s - t).square().mean() for s, t in pairs]) * share.examples
-    rows = distributions(student, teacher, mask)
     by_token = student.per_token and student.outputs[0].dim() == 3
     amount = share.tokens if by_token else share.examples
-    return _sum([soft_cross_entropy(s, t) for s, t in rows]) * amount
+    if is_distribution(student):
+        rows = distributions(student, teacher, mask)
+        return _sum([soft_cross_entropy(s, t) for s, t in rows]) * amount
+    return _sum(output_terms(student, teacher, mask, "mse")) * amount
 
 
 def soft_cross_entropy(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ Curve = list[tuple[int, float]]  # (step, loss)
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """What the optimizer needs; learning rates decay linearly to 0 over `steps`."""
+    """What the optimizer needs; learning rates decay linearly to 0 over `steps`, after a warm-up."""
 
     steps: int
     lr: float
@@ -29,6 +29,7 @@ class TrainSettings:
     seed: int
     embedding_rate: float = 1.0  # learning rate of the embeddings, as a share of `lr`
     output_loss: str = "mse"  # of the last module; see train/loss.py
+    warmup: float = 0.0  # share of the steps in which the rates rise
 
     @classmethod
     def of(cls, recipe: Recipe) -> TrainSettings:

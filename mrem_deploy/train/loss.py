@@ -92,7 +92,8 @@ def term_weights(output: PartOutput, mask: torch.Tensor, output_loss: str = "mse
 
 def is_distribution(output: PartOutput) -> bool:
     """Whether the outputs are logits of a distribution: of classes, tags, or positions in a text."""
-    return not output.bare and (output.per_token or output.outputs[0].shape[-1] > 1)
+    positions = output.per_token and output.outputs[0].dim() == 2
+    return not output.bare and (positions or output.outputs[0].shape[-1] > 1)
 
 
 def distributions(

@@ -28,6 +28,14 @@ def finite(loss: torch.Tensor, step: int) -> float:
     return value
 
 
+def rate_at(step: int, steps: int, warmup: float = 0.0) -> float:
+    """The share of the learning rate at a step: up over the warm-up, then linearly down to 0 at the end."""
+    warm = math.ceil(warmup * steps)
+    if step < warm:
+        return (step + 1) / (warm + 1)
+    return 1.0 - (step - warm) / (steps - warm)
+
+
 def _is_table(part: nn.Module) -> bool:
     """Whether it is the word embedding, of which only rows that occurred have gradients."""
     return isinstance(part, QuantEmbedding) or getattr(part, "sparse", False)
@@ -97,8 +105,8 @@ class LocalOptimizer:
         self.apply(step)
 
     def apply(self, step: int) -> None:
-        """Apply the gradients accumulated so far, at the linearly decayed rate."""
-        decay = 1.0 - step / self.settings.steps
+        """Apply the gradients accumulated so far, at the rate of the step."""
+        decay = rate_at(step, self.settings.steps, self.settings.warmup)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["base_lr"] * decay

@@ -1,8 +1,8 @@
 """QAT, the paper's upper baseline: the entire model distilled end to end on the entire training set.
 
-Two stages (TernaryBERT's), each with a separate optimizer and linear decay: hidden states and attention
-scores, then predictions. The result is the state that scored best on the development set during stage 2.
-That set is therefore read several times here, and the final score is a little too good.
+Two stages (TernaryBERT's), each with a separate optimizer, a warm-up and linear decay: hidden states and
+attention scores, then predictions. The result is the state that scored best on the development set during
+stage 2. That set is therefore read several times here, and the final score is a little too good.
 Everything follows from (seed, stage, step), and dropout is off: a resumed run ends with the same bits.
 """
 
@@ -20,12 +20,20 @@ from mrem_deploy.data.encoded import BatchSchedule
 from mrem_deploy.models.parts import carve
 from mrem_deploy.recipe import parse_epochs
 from mrem_deploy.train.checkpoint import Checkpoint, Notes, flatten_optimizers, restore_optimizers
-from mrem_deploy.train.distillation import Amount, imitation_loss, prediction_loss, watch
+from mrem_deploy.train.distillation import (
+    Amount,
+    Powers,
+    imitation_loss,
+    prediction_loss,
+    target_powers,
+    watch,
+)
 from mrem_deploy.train.job import Curve, QatChoice, TrainJob, TrainLog, TrainSettings
 from mrem_deploy.train.optimizer import LocalOptimizer, finite
 from mrem_deploy.train.supervised import CURVE_POINTS
 
 CHECKPOINT = "qat"
+POWER_BATCHES = 4  # on which the targets of stage 1 are measured
 STAGES = ("stage 1: hidden states and attention scores", "stage 2: predictions")
 
 
@@ -72,6 +80,7 @@ class _Run:
         self.teacher, self.student = carve(job.teacher, whole)[0], carve(job.student, whole)[0]
         self.device = next(job.student.parameters()).device
         self.at = Progress()
+        self.powers: Powers | None = None  # of stage 1's targets; None: terms are not relative
         self.log = TrainLog()
         both_epochs = parse_epochs(job.recipe.qat_epochs)
         per_epoch = math.ceil(len(job.data) / job.recipe.batch_size)
@@ -99,11 +108,17 @@ class _Run:
         steps, name = self.steps[stage], STAGES[stage]
         if at.step >= steps:
             return
-        train = replace(TrainSettings.of(self.recipe), steps=steps, lr=self.recipe.qat_lr)
+        train = replace(
+            TrainSettings.of(self.recipe), steps=steps, lr=self.recipe.qat_lr, warmup=self.recipe.qat_warmup
+        )
         optimizer = LocalOptimizer([self.student.view], self.student.shared_parameters, train)
         if saved is not None:
             optimizer.load_state(restore_optimizers(optimizer.state(), saved.tensors, saved.notes["numbers"]))
         schedule = BatchSchedule(self.training.lengths, train.batch_size, train.seed + stage)
+        if stage == 0 and self.recipe.qat_relative:
+            first = [schedule.at(step) for step in range(POWER_BATCHES)]
+            parts = [part for indices in first for part in self._parts(indices)]
+            self.powers = target_powers(self.teacher, map(self._batch, parts))
         every = max(1, steps // CURVE_POINTS)
         curve = at.curves.setdefault(name, [])
         with bar(steps, f"qat {name.partition(':')[0]}", initial=at.step) as shown:
@@ -126,20 +141,26 @@ class _Run:
         """One update; the loss of the batch is the sum over its micro-batches."""
         lengths = self.training.lengths
         whole, total = Amount.of(lengths[indices]), 0.0
-        for part in np.array_split(indices, min(self.recipe.accumulate, len(indices))):
-            batch = {name: value.to(self.device) for name, value in self.training.batch(part).items()}
-            loss = self._loss(batch, Amount.of(lengths[part]).share_of(whole))
+        for part in self._parts(indices):
+            loss = self._loss(self._batch(part), Amount.of(lengths[part]).share_of(whole))
             total += finite(loss, self.at.step)
             loss.backward()
         optimizer.apply(self.at.step)
         return total
+
+    def _parts(self, indices: np.ndarray) -> list[np.ndarray]:
+        """The micro-batches of a batch."""
+        return np.array_split(indices, min(self.recipe.accumulate, len(indices)))
+
+    def _batch(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
+        return {name: value.to(self.device) for name, value in self.training.batch(indices).items()}
 
     def _loss(self, batch: dict[str, torch.Tensor], share: Amount) -> torch.Tensor:
         mask = batch["attention_mask"]
         if self.at.stage == 0:
             with torch.no_grad():
                 target = watch(self.teacher, batch)
-            return imitation_loss(watch(self.student, batch), target, mask, share)
+            return imitation_loss(watch(self.student, batch), target, mask, share, self.powers)
         with torch.no_grad():
             target = self.teacher(None, batch)
         return prediction_loss(self.student(None, batch), target, mask, share)

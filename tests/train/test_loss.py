@@ -7,7 +7,7 @@ import torch
 from tiny_models import HEAD_NAMES, tiny_batch, tiny_pair
 
 from mrem_deploy.models.parts import PartOutput, carve
-from mrem_deploy.train.loss import reconstruction_terms, token_mse, valid_mse
+from mrem_deploy.train.loss import reconstruction_terms, term_weights, token_mse, valid_mse
 
 
 def test_token_mse_by_hand() -> None:
@@ -65,6 +65,90 @@ def test_the_terms_of_each_kind_of_module() -> None:
         mask,
     )
     assert [term.item() for term in terms] == [4.0, 1.0, 1.0]
+
+
+def terms_of(
+    student: torch.Tensor,
+    teacher: torch.Tensor,
+    mask: torch.Tensor,
+    per_token: bool = False,
+    bare: bool = False,
+) -> list[float]:
+    """The terms of a model's outputs alone, by `--output-loss auto`."""
+    pair = [PartOutput(None, [], [value], per_token, bare) for value in (student, teacher)]
+    return [term.item() for term in reconstruction_terms(pair[0], pair[1], mask, "auto")]
+
+
+def kl(teacher: list[float], student: list[float]) -> float:
+    p, q = (torch.tensor(row, dtype=torch.float64).softmax(0) for row in (teacher, student))
+    return float((p * (p / q).log()).sum())
+
+
+def test_the_divergence_of_classes_is_a_mean_over_sentences() -> None:
+    student, teacher = torch.tensor([[0.0, 2.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    (came,) = terms_of(student, teacher, torch.tensor([[1, 0], [1, 1]]))
+    assert came == pytest.approx(kl([1.0, 0.0], [0.0, 2.0]) / 2)
+    (shifted,) = terms_of(student + 5.0, teacher, torch.ones(2, 2))
+    assert shifted == pytest.approx(came)  # a constant in all logits is no error
+
+
+def test_the_divergence_of_tags_is_a_mean_over_real_tokens() -> None:
+    student = torch.tensor([[[0.0, 2.0], [50.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]]])
+    teacher = torch.tensor([[[1.0, 0.0], [0.0, 50.0]], [[1.0, 0.0], [0.0, 3.0]]])
+    (came,) = terms_of(student, teacher, torch.tensor([[1, 0], [1, 1]]), per_token=True)
+    assert came == pytest.approx((kl([1.0, 0.0], [0.0, 2.0]) + kl([0.0, 3.0], [0.0, 1.0])) / 3)
+
+
+def test_the_divergence_of_answers_is_over_the_real_tokens_of_each_sentence() -> None:
+    student = torch.tensor([[0.0, 2.0, 90.0], [1.0, 0.0, 2.0]], requires_grad=True)
+    teacher = torch.tensor([[1.0, 0.0, -5.0], [1.0, 0.0, 0.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    (came,) = terms_of(student, teacher, mask, per_token=True)
+    expected = (kl([1.0, 0.0], [0.0, 2.0]) + kl([1.0, 0.0, 0.0], [1.0, 0.0, 2.0])) / 2
+    assert came == pytest.approx(expected)
+    pair = [PartOutput(None, [], [value, value], True) for value in (student, teacher)]
+    torch.stack(reconstruction_terms(pair[0], pair[1], mask, "kl")).sum().backward()
+    assert student.grad is not None
+    assert torch.isfinite(student.grad).all()
+    assert student.grad[0, 2] == 0  # padding learns nothing
+
+
+def test_a_score_keeps_its_squared_error() -> None:
+    assert terms_of(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [2.0]]), torch.ones(2, 1)) == [2.0]
+
+
+def test_an_embedding_has_the_cosines_of_both_poolings_next_to_its_squared_error() -> None:
+    student = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [9.0, 9.0]]])
+    teacher = torch.tensor([[[0.0, 1.0], [0.0, 3.0], [-9.0, 0.0]]])
+    squared, mean, first = terms_of(student, teacher, torch.tensor([[1, 1, 0]]), per_token=True, bare=True)
+    assert squared == pytest.approx((1 + 1 + 0 + 4) / 4)
+    assert mean == pytest.approx(1 - 2**-0.5)  # (½, ½) against (0, 2)
+    assert first == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("head", HEAD_NAMES)
+@pytest.mark.parametrize("output_loss", ["mse", "auto"])
+def test_every_term_has_a_weight(head: str, output_loss: str) -> None:
+    """Tokens for the blocks, and for outputs what their mean is over."""
+    teacher, student = tiny_pair("bert", head)
+    batch = tiny_batch()
+    (full,), (quantized,) = carve(teacher, [0, 3]), carve(student, [0, 3])
+    with torch.no_grad():
+        target, came = full(None, batch), quantized(None, batch)
+    mask = batch["attention_mask"]
+    terms = reconstruction_terms(came, target, mask, output_loss)
+    weights = term_weights(target, mask, output_loss)
+    assert len(weights) == len(terms)
+    assert all(bool(term > 0) for term in terms)
+    tokens, sentences = float(mask.sum()), 3.0
+    assert weights[:4] == [tokens] * 4
+    expected = {
+        "sequence-classification": [sentences],
+        "token-classification": [tokens],
+        "question-answering": [tokens if output_loss == "mse" else sentences] * 2,
+        "feature-extraction": [tokens] + ([] if output_loss == "mse" else [sentences] * 2),
+    }
+    assert weights[4:] == expected[head]
 
 
 @pytest.mark.parametrize("head", HEAD_NAMES)

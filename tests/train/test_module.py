@@ -22,7 +22,7 @@ from mrem_deploy.models.parts import carve
 from mrem_deploy.quant.spec import QuantSpec
 from mrem_deploy.train.loss import reconstruction_terms
 from mrem_deploy.train.module import ModuleTrainer, teacher_forcing
-from mrem_deploy.train.optimizer import ADAM_BETAS, ADAM_EPS, LocalOptimizer
+from mrem_deploy.train.optimizer import ADAM_BETAS, ADAM_EPS, LocalOptimizer, rate_at
 
 Trainers = list[ModuleTrainer]
 
@@ -141,6 +141,15 @@ def test_rates_decay_linearly(step: int, left: float) -> None:
     assert all(
         group.get("weight_decay", 0.0) == 0.0 for o in optimizer.optimizers for group in o.param_groups
     )
+
+
+@pytest.mark.parametrize(
+    ("step", "share"),
+    [(0, 1 / 3), (1, 2 / 3), (2, 1.0), (3, 7 / 8), (9, 1 / 8)],  # two of ten steps
+)
+def test_rates_rise_over_the_warm_up(step: int, share: float) -> None:
+    assert rate_at(step, 10, warmup=0.2) == pytest.approx(share)
+    assert rate_at(step, 10) == 1.0 - step / 10  # to the bit: without one nothing has changed
 
 
 def test_each_parameter_is_in_one_group() -> None:

@@ -16,6 +16,7 @@ from tiny_models import (
     ARCHITECTURES,
     EVERY_MODEL,
     assert_same_state,
+    differing,
     killed_at_call,
     state_of,
     tiny_batch,
@@ -30,9 +31,18 @@ from mrem_deploy.base import cli
 from mrem_deploy.models.architectures import anatomy
 from mrem_deploy.models.parts import PartOutput, carve
 from mrem_deploy.quant import artifact
+from mrem_deploy.quant.spec import QuantSpec
 from mrem_deploy.train import qat
 from mrem_deploy.train.checkpoint import CheckpointStore
-from mrem_deploy.train.distillation import Amount, Seen, imitation_loss, prediction_loss, watch
+from mrem_deploy.train.distillation import (
+    Amount,
+    Powers,
+    Seen,
+    imitation_loss,
+    prediction_loss,
+    target_powers,
+    watch,
+)
 from mrem_deploy.train.job import TrainJob, TrainLog
 from mrem_deploy.train.qat import STAGES, evaluation_steps, train_qat
 from mrem_deploy.walk import publishing
@@ -121,6 +131,57 @@ def test_the_imitation_loss_by_hand() -> None:
     assert imitation_loss(student, teacher, mask, WHOLE).item() == pytest.approx(hidden + attention)
     half = imitation_loss(student, teacher, mask, Amount(1.0, 0.5, 0.25))
     assert half.item() == pytest.approx(hidden / 2 + attention / 4)
+    powers = Powers((2.0, 5.0, 8.0), (13.0,))
+    relative = imitation_loss(student, teacher, mask, WHOLE, powers)
+    assert relative.item() == pytest.approx(1 / 2 + 0 / 5 + 4 / 8 + attention / 13)
+
+
+def test_powers_are_mean_squares_over_real_tokens_however_batches_are_split() -> None:
+    teacher, _ = tiny_pair("bert")
+    (part,) = carve(teacher, [0, 3])
+    encoded = tiny_encoded()
+    whole = target_powers(part, [encoded.batch(np.arange(12))])
+    parts = target_powers(part, [encoded.batch(rows) for rows in np.array_split(np.arange(12), 5)])
+    assert parts.hidden == pytest.approx(whole.hidden, rel=1e-4)
+    assert parts.scores == pytest.approx(whole.scores, rel=1e-4)
+    with torch.no_grad():
+        alone = [watch(part, encoded.batch(np.array([i]))) for i in range(12)]  # no padding
+    states = [seen.output.hidden[1] for seen in alone]
+    expected = sum(float(state.square().sum()) for state in states) / sum(s.numel() for s in states)
+    assert whole.hidden[2] == pytest.approx(expected, rel=1e-4)
+    scores = [seen.scores[0] for seen in alone]
+    expected = sum(float(score.square().sum()) for score in scores) / sum(s.numel() for s in scores)
+    assert whole.scores[0] == pytest.approx(expected, rel=1e-4)
+
+
+def test_relative_terms_of_a_model_are_of_one_size() -> None:
+    """Scores of the tiny model made ten times larger: they would be most of the plain loss."""
+    teacher, student = tiny_pair("bert", spec=QuantSpec(2, 2, 8))
+    for model in (teacher, student):
+        for block in model.bert.encoder.layer:
+            block.attention.self.query.weight.data.mul_(10.0)
+    batch, mask = tiny_batch(), tiny_batch()["attention_mask"]
+    full, quantized = (carve(model, [0, 3])[0] for model in (teacher, student))
+    with torch.no_grad():
+        target, came = watch(full, batch), watch(quantized, batch)
+    powers = target_powers(full, [batch])
+    silent = Seen(came.output, target.scores)  # without any error of the scores
+    plain, hidden = (imitation_loss(seen, target, mask, WHOLE) for seen in (came, silent))
+    assert hidden < 0.1 * plain
+    plain, hidden = (imitation_loss(seen, target, mask, WHOLE, powers) for seen in (came, silent))
+    assert 0.2 * plain < hidden < 0.8 * plain
+
+
+def test_the_options_of_the_first_stage_change_it() -> None:
+    def states(**options: Any) -> dict[str, torch.Tensor]:
+        teacher, student = tiny_pair("bert")
+        train_qat(quick(teacher, student, lambda model: 1.0, qat_epochs="1+0", **options))
+        return state_of(student)
+
+    plain = {"qat_warmup": 0.0, "qat_relative": False}
+    before = states(**plain)
+    assert differing(states(**plain | {"qat_warmup": 0.5}), before)
+    assert differing(states(**plain | {"qat_relative": True}), before)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_job import TRAIN, job_in, workshop_in
+from tiny_models import tiny_model
 
+from mrem_deploy.base.errors import UserError
 from mrem_deploy.data.encoded import Encoded
+from mrem_deploy.preflight import check_model
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.walk import publishing
 from mrem_deploy.walk.loading import Loaded, load
@@ -66,6 +69,20 @@ def test_qat_does_not_train_on_held_out_sentences(workshop: Path) -> None:
     some = loaded(workshop, method="qat", holdout=6, train_size=40)
     assert some.training_texts == 40  # as many as asked for, all of them from the others
     assert not set(rows_of(some.training)) & set(rows_of(some.holdout))
+
+
+@pytest.mark.parametrize(
+    ("head", "labels", "said"),
+    [("feature-extraction", 3, "gives embeddings"), ("sequence-classification", 1, "has one output")],
+)
+def test_a_model_without_probabilities_has_no_divergence(head: str, labels: int, said: str) -> None:
+    model = tiny_model("bert", head)
+    model.config.num_labels = labels
+    with pytest.raises(UserError, match=said):
+        check_model(Recipe(output_loss="kl", modules="2", max_length=16), model)
+    for recipe in (Recipe(output_loss=kind, modules="2", max_length=16) for kind in ("auto", "mse")):
+        check_model(recipe, model)
+    check_model(Recipe(output_loss="kl", modules="2", max_length=16), tiny_model())
 
 
 @pytest.mark.parametrize("method", METHODS)
