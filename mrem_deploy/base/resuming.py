@@ -1,0 +1,49 @@
+"""How an interrupted run is continued: the folder of its checkpoints, and the command that goes on from them.
+
+result/            --out, written as a whole at the end
+.result.work/      until then: checkpoints, the recipe of the run, and the command that continues it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+COMMAND = "command.txt"  # in the work folder
+_ATTRIBUTE = "continued_by"  # of an exception that ended a run
+
+
+def work_folder(out: Path) -> Path:
+    """Where a run into `out` keeps its checkpoints."""
+    return out.with_name(f".{out.name}.work")
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """Whether a work folder holds anything to continue from."""
+    return next(folder.glob("*.safetensors"), None) is not None
+
+
+def continue_command(out: Path) -> str | None:
+    """The command that continues the interrupted run into `out`; None if it has left no checkpoint."""
+    folder = work_folder(out)
+    try:
+        command = (folder / COMMAND).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return command if has_checkpoints(folder) else None
+
+
+@contextmanager
+def resumable(out: Path) -> Iterator[None]:
+    """A run into `out`: an exception that ends it knows the command that continues it (`command_after`)."""
+    try:
+        yield
+    except BaseException as error:
+        setattr(error, _ATTRIBUTE, continue_command(out))
+        raise
+
+
+def command_after(error: BaseException) -> str | None:
+    """The command that continues the run which this exception ended, if it has left a checkpoint."""
+    return getattr(error, _ATTRIBUTE, None)
