@@ -1,4 +1,4 @@
-"""`python -m mrem_deploy.reproduce WHAT …`: the paper's tables and figures for your model.
+"""`python -m mrem_deploy.reproduce WHAT …`: the paper's tables and figures for your model, and an ablation.
 
 Only light modules are imported before the arguments are parsed, so `--help` loads no torch.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.benchmarks import options as opt
-from mrem_deploy.reproduce.experiments import EXPERIMENTS
+from mrem_deploy.reproduce.experiments import EXPERIMENTS, PAPERS
 from mrem_deploy.reproduce.paper import PAPER_MODELS
 from mrem_deploy.reproduce.plan import METHODS, ExperimentPlan
 
@@ -36,6 +36,9 @@ examples:
   python -m mrem_deploy.reproduce glue --task rte --data glue/RTE --model my-rte \\
       --task mrpc --data glue/MRPC --encoder bert-base-uncased --out reproduced
       a model for RTE is given; the one for MRPC is fine-tuned from the encoder
+  python -m mrem_deploy.reproduce ablation --model my-bert --task mnli --data glue/MNLI --bits 2-2-8 \\
+      --seeds 3 --out ablation
+      what each part of the default recipe gives, over three calibration sets
 
 The same command again runs only what is missing: after Ctrl-C it continues where it stopped.
 """
@@ -60,11 +63,13 @@ class Triple(argparse.Action):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    whats = "\n".join(f"  {name:<18}{e.title} ({e.source})" for name, e in EXPERIMENTS.items())
+    whats = "\n".join(
+        f"  {name:<18}{e.title} ({e.source or 'not in the paper'})" for name, e in EXPERIMENTS.items()
+    )
     parser = argparse.ArgumentParser(
         prog="mrem reproduce",
         description="Run the paper's experiments on your model. WHAT is one or more of\n"
-        f"{whats}\n  {ALL:<18}all of them, on one page",
+        f"{whats}\n  {ALL:<18}all that are in the paper, on one page",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -99,7 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
         opt.several(_method, "--methods", "rem,mrem-s"),
         "only these methods (all that are installed)",
     )
-    whole("--steps", 1, "training steps per module (2000; SQuAD 4000)")
+    whole("--steps", 1, "training steps per module (2000; SQuAD 4000; ablation 400)")
     whole("--rem-steps", 1, "training steps per matmul of REM (an eighth of --steps, as in the paper)")
     several(
         "--forcing-steps",
@@ -111,7 +116,7 @@ def build_parser() -> argparse.ArgumentParser:
     several("--calib-sizes", 1, "32,512", "sizes in calib-size (32 … 8192)")
     whole("--calib-size", 1, "calibration examples everywhere else (4096)")
     whole("--modules", 1, "modules everywhere except in num-modules (4)")
-    whole("--batch-size", 1, "examples per step (32)")
+    whole("--batch-size", 1, "examples per step (32; ablation 16)")
     whole("--max-length", 3, "most tokens per example (128; SQuAD 384)")
     plan_option("--lr", _rate("--lr"), "learning rate of REM and MREM (the default of mrem quantize)")
     whole("--eval-size", 1, "evaluate on this many random examples (all)")
@@ -119,7 +124,7 @@ def build_parser() -> argparse.ArgumentParser:
     plan_option("--qat-epochs", str, "epochs of both stages of QAT (3+3)")
     plan_option("--qat-lr", _rate("--qat-lr"), "learning rate of QAT (the default of mrem quantize)")
     add("--per-channel", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS,
-        help="one weight scale per output channel, everywhere except in per-channel")  # fmt: skip
+        help="one weight scale per output channel, everywhere except in per-channel and ablation")  # fmt: skip
     whole("--threads", 0, "CPU threads; 0: torch chooses")
     add("--geometry", type=opt.several(_geometry, "--geometry", "bert-base,bert-large"), default=(),
         help="main and overview: also time and memory of bert-base or bert-large (or both), measured over a "
@@ -178,7 +183,7 @@ def experiment_names(what: list[str]) -> list[str]:
         raise UserError(
             f"there is no experiment {unknown[0]!r}", f"choose one of {', '.join(EXPERIMENTS)}, {ALL}"
         )
-    return list(EXPERIMENTS) if ALL in what else [name for name in EXPERIMENTS if name in what]
+    return [name for name in EXPERIMENTS if name in what or (ALL in what and name in PAPERS)]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -193,7 +198,7 @@ def main(argv: list[str] | None = None) -> int:
     from mrem_deploy.benchmarks.output import check_folder
     from mrem_deploy.reproduce import run
     from mrem_deploy.reproduce.cells import Cells, note_subjects
-    from mrem_deploy.reproduce.plan import make_plan
+    from mrem_deploy.reproduce.plan import QUICK, make_plan
     from mrem_deploy.reproduce.subjects import Finetuning, find_subjects
 
     processes.preload("mrem_deploy.pipeline")
@@ -205,7 +210,7 @@ def main(argv: list[str] | None = None) -> int:
     subjects = find_subjects(getattr(given, "triples", None) or [], out, finetuning, given.dry_run)
     pairs = [(make_plan(subject.task, given.quick, options), subject) for subject in subjects]
     seeds = pairs[0][0].seeds
-    jobs, idle = run.jobs_of(names, pairs)
+    jobs, idle = run.jobs_of(names, pairs, options.keys() | (QUICK.keys() if given.quick else set()))
     missing = [*run.left_out([plan for plan, _ in pairs]), *idle]
     if not jobs:
         raise UserError(

@@ -1,16 +1,20 @@
-"""The paper's ablations: one factor changes at a time."""
+"""The paper's ablations, and that of the default recipe: one factor changes at a time."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from mrem_deploy.base.format import NONE, is_number, three_digits
 from mrem_deploy.evaluate.accuracy import FULL_PRECISION
-from mrem_deploy.reproduce import claims, experiments, figures, paper
+from mrem_deploy.reproduce import claims, experiments, figures, levers, paper
 from mrem_deploy.reproduce.layout import (
     NAMES,
+    Column,
     Record,
     Shown,
     difference,
+    fidelity_columns,
+    fidelity_fields,
     gap_fields,
     method,
     number,
@@ -22,7 +26,7 @@ from mrem_deploy.reproduce.layout import (
     words,
 )
 from mrem_deploy.reproduce.plan import ExperimentPlan, Subject
-from mrem_deploy.reproduce.results import Gap, Measured, Results, gap
+from mrem_deploy.reproduce.results import Gap, Measured, Results, drop, gap
 
 
 def rem_vs_mrem(plan: ExperimentPlan, subject: Subject, results: Results) -> Shown:
@@ -230,3 +234,58 @@ def per_channel(plan: ExperimentPlan, subject: Subject, results: Results) -> Sho
             found_here.append(claims.above(f"{bits}: they help REM more than MREM-S", more))
     plot = figures.per_channel(records, scores[0])
     return Shown(columns, records, found_here, [plot])
+
+
+def ablation(plan: ExperimentPlan, subject: Subject, results: Results) -> Shown:
+    """The default recipe, one lever more in every row. See `levers.py`."""
+    records: list[Record] = []
+    for bits in plan.bits:
+        above: Measured | None = None
+        for row in levers.rows_at(plan, subject, bits):
+            found = results[row.recipe]
+            records.append(
+                {"bits": bits, "title": row.title, "option": row.lever or None, **_heldout_fields(found)}
+                | fidelity_fields(found)
+                | {"score": found.score().mean, "score_std": found.score().std}
+                | {"full_precision": found.score(model=FULL_PRECISION).mean}
+                | gap_fields("drop", drop(found))
+                | gap_fields("gain", gap(above, found) if above else None)
+                | {"cpu_minutes": found.cpu_minutes, "minutes": found.minutes}
+            )
+            above = found
+    metric = found.metric
+    columns = [
+        words("bits", "Bits"),
+        words("title", "Recipe"),
+        Column("Held-out loss by module", _heldout_text),
+        *fidelity_columns(records),
+        spread("score", metric.capitalize()),
+        difference("drop", "− full precision"),
+        difference("gain", "− row above"),
+        quantity("cpu_minutes", "CPU min"),
+        quantity("minutes", "Time, min"),
+    ]
+    notes = [
+        "Held-out loss: the loss that a module trains on, over sentences of the training split that nothing "
+        "is trained on, with the quantized modules before it as they are. It needs no labels and varies "
+        "least, so trust it before the score.",
+        "Flips and KL are against full precision on the evaluation split. CPU min is processor time of "
+        "training, unknown where a run was interrupted.",
+    ]
+    if any(record["option"] == levers.OUTPUT_LOSS for record in records):
+        last = f"heldout_{len(found.heldout())}"
+        notes.insert(1, f"The row of the output loss changes what the last module's loss ({last}) is a sum "
+                     "of: compare it within the rows above that one, or within those from it on.")  # fmt: skip
+    return Shown(columns, records, notes=notes)
+
+
+def _heldout_fields(found: Measured) -> Record:
+    record: Record = {}
+    for place, loss in enumerate(found.heldout(), start=1):
+        record |= {f"heldout_{place}": loss.mean, f"heldout_{place}_std": loss.std}
+    return record
+
+
+def _heldout_text(record: Record) -> str:
+    losses = [value for key, value in record.items() if key.startswith("heldout_") and key[8:].isdecimal()]
+    return " ".join(three_digits(loss).lstrip("0") for loss in losses if is_number(loss)) or NONE

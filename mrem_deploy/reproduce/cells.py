@@ -28,7 +28,7 @@ from mrem_deploy.evaluate.examples import Examples, read_examples
 from mrem_deploy.quant import artifact
 from mrem_deploy.recipe import Recipe, from_yaml, make_recipe
 from mrem_deploy.reproduce.estimate import Estimate
-from mrem_deploy.reproduce.plan import GoboRecipe, Subject, name_of
+from mrem_deploy.reproduce.plan import GoboRecipe, Subject, name_of, papers_settings
 from mrem_deploy.result import METRICS, RECIPE, History, Metrics
 
 SUBJECTS = "subjects.json"
@@ -155,6 +155,8 @@ def cell_label(recipe: Recipe) -> str:
         words.append("no teacher forcing")
     if recipe.per_channel:
         words.append("per channel")
+    if unlike := [n for n, value in papers_settings(recipe.bits).items() if getattr(recipe, n) != value]:
+        words += [f"{name} {getattr(recipe, name)}" for name in (*unlike, "lr")]
     return ", ".join([*words, f"seed {recipe.seed}"])
 
 

@@ -1,6 +1,7 @@
-"""The paper's experiments as data: which recipes each one needs. Nothing is run here, and no torch is loaded.
+"""The experiments as data: which recipes each one needs. Nothing is run here, and no torch is loaded.
 
 A recipe is one variant; `cells.py` runs it once per seed. Experiments that need the same variant share it.
+All are the paper's but one: `ablation` is about the default recipe (`levers.py`).
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mrem_deploy.recipe import Recipe
-from mrem_deploy.reproduce import paper
+from mrem_deploy.reproduce import levers, paper
 from mrem_deploy.reproduce.plan import ExperimentPlan, Recipes, Subject, gobo_of, recipe_of
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """`source` says where it is in the paper, by the labels of its LaTeX source."""
+    """`source` says where it is in the paper, by the labels of its LaTeX source; empty: it is not there."""
 
     name: str
     title: str
@@ -148,5 +149,7 @@ EXPERIMENTS = {
             error_propagation,
         ),
         Experiment("per-channel", "Per-channel quantization", "tab:pcq", per_channel),
+        Experiment("ablation", "The default recipe, one lever at a time", "", levers.ablation),
     )
 }
+PAPERS = {name: experiment for name, experiment in EXPERIMENTS.items() if experiment.source}

@@ -31,13 +31,18 @@ class Entry:
     caption: str
     shown: Shown
 
+    @property
+    def where(self) -> str:
+        return f"In the paper: {self.source}." if self.source else "Not in the paper."
+
     def table(self) -> Table:
         return self.shown.table(self.title)
 
     def text(self) -> str:
         """For the terminal: the table, how it differs from the paper's, and which orderings hold."""
         table = self.table()
-        parts = [f"{self.title} ({self.source})", aligned(table.header, table.rows), self.caption]
+        title = f"{self.title} ({self.source})" if self.source else self.title
+        parts = [title, aligned(table.header, table.rows), self.caption]
         parts += [*self.shown.notes, *self._findings()]
         return "\n\n".join(part for part in parts if part)
 
@@ -125,7 +130,7 @@ def _markdown(entries: Sequence[Entry], folder: Path, title: str, provenance: Pr
     parts = [f"# {md(title)}", md(_findings(entries)), f"```\n{provenance.command}\n```", md(provenance.date)]
     parts += [f"> {md(sentence)}" for sentence in provenance.left_out]
     for entry in entries:
-        parts += [f"## {md(entry.title)}", md(f"In the paper: {entry.source}."), md(entry.caption)]
+        parts += [f"## {md(entry.title)}", md(entry.where), md(entry.caption)]
         for plot in entry.shown.plots:
             picture = _picture(folder, entry, plot.name).relative_to(folder)
             parts += [f"![{plot.title}]({picture.as_posix()})", md(plot.caption)]
@@ -152,7 +157,7 @@ def _section(entry: Entry) -> str:
         for f in entry.shown.findings
     )
     verdicts = f"<p>{escape(summary(entry.shown.findings))}</p><ul>{found}</ul>" if found else ""
-    anchor, source = escape(entry.stem, quote=True), escape(f"In the paper: {entry.source}.")
+    anchor, source = escape(entry.stem, quote=True), escape(entry.where)
     body = f'{table_html(entry.table())}<p class="note">{source}</p>{notes}{verdicts}{figures}'
     return f'<div id="{anchor}">{body}</div>\n'
 

@@ -86,23 +86,21 @@ def paper_plan(task: str) -> ExperimentPlan:
     return plan
 
 
-def quick_plan(plan: ExperimentPlan) -> ExperimentPlan:
-    """`--quick`: numbers that still mean something, in minutes for a six-layer model on two cores."""
-    return replace(
-        plan,
-        bits=("2-2-8", "2-2-4"),
-        steps=60,
-        rem_steps=20,
-        calib_size=512,
-        batch_size=16,
-        lr=1e-3,
-        eval_size=500,
-        train_size=768,
-        qat_epochs="1+1",
-        forcing_steps=(20, 60),
-        module_counts=(1, 2, 4),
-        calib_sizes=(32, 512),
-    )
+# `--quick`: numbers that still mean something, in minutes for a six-layer model on two cores.
+QUICK: dict[str, Any] = {
+    "bits": ("2-2-8", "2-2-4"),
+    "steps": 60,
+    "rem_steps": 20,
+    "calib_size": 512,
+    "batch_size": 16,
+    "lr": 1e-3,
+    "eval_size": 500,
+    "train_size": 768,
+    "qat_epochs": "1+1",
+    "forcing_steps": (20, 60),
+    "module_counts": (1, 2, 4),
+    "calib_sizes": (32, 512),
+}
 
 
 def make_plan(task: str, quick: bool, given: Mapping[str, Any]) -> ExperimentPlan:
@@ -114,7 +112,7 @@ def make_plan(task: str, quick: bool, given: Mapping[str, Any]) -> ExperimentPla
     published = paper_plan(task)
     plan = replace(published, seeds=1, lr=None)
     if quick:
-        plan = quick_plan(plan)
+        plan = replace(plan, **QUICK)
     if "steps" in given:
         share = given["steps"] / published.steps
         forcing = {_scaled(steps, share) for steps in published.forcing_steps}

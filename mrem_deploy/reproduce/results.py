@@ -86,6 +86,18 @@ class Measured:
         return fmean(run.metrics.cost.train_seconds for run in self.runs) / 60
 
     @property
+    def cpu_minutes(self) -> float | None:
+        """Processor time of training; None where a run was interrupted and lost count of it."""
+        seconds = [run.metrics.cost.train_cpu_seconds for run in self.runs]
+        known = [each for each in seconds if each is not None]
+        return fmean(known) / 60 if len(known) == len(seconds) else None
+
+    def heldout(self) -> list[Spread]:
+        """The held-out loss of every module in the state that is the result; empty if a run has none."""
+        each = [[module.best for module in run.metrics.heldout.values()] for run in self.runs]
+        return [over_seeds(list(losses)) for losses in zip(*each, strict=True)]
+
+    @property
     def gigabytes(self) -> float:
         """Peak memory in GiB, of the largest worker if there are several."""
         return fmean(run.metrics.cost.peak_memory_mb for run in self.runs) / 1024

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mrem_deploy.base.format import duration
 from mrem_deploy.benchmarks.geometry import GEOMETRIES
 from mrem_deploy.recipe import Recipe
-from mrem_deploy.reproduce import ablations, forcing, geometry, tables
+from mrem_deploy.reproduce import ablations, forcing, geometry, levers, tables
 from mrem_deploy.reproduce.cells import Cells, cell_label, over_seeds
 from mrem_deploy.reproduce.experiments import EXPERIMENTS, Experiment
 from mrem_deploy.reproduce.page import Entry
@@ -26,6 +26,7 @@ PRESENTERS = {
     "calib-size": ablations.calib_size,
     "error-propagation": ablations.error_propagation,
     "per-channel": ablations.per_channel,
+    "ablation": ablations.ablation,
 }
 LENGTH = 128  # tokens per example of a measured step
 Pair = tuple[ExperimentPlan, Subject]
@@ -44,6 +45,8 @@ class Job:
 
     def caption(self) -> str:
         """Every setting in which this run differs from the paper's."""
+        if not self.experiment.source:
+            return levers.caption(*self.pairs[0])
         recipes, tasks = self.experiment.recipes, self.experiment.tasks
         every = (difference for pair in self.pairs for difference in differences(*pair, recipes, tasks))
         unlike = list(dict.fromkeys(every))
@@ -52,12 +55,20 @@ class Job:
         )
 
 
-def jobs_of(names: Sequence[str], pairs: Sequence[Pair]) -> tuple[list[Job], list[str]]:
-    """The jobs, and sentences about those that have nothing to run."""
+def jobs_of(
+    names: Sequence[str], pairs: Sequence[Pair], given: Container[str] = ()
+) -> tuple[list[Job], list[str]]:
+    """The jobs, and sentences about those that have nothing to run.
+
+    given: the options that say how much to train. Experiments that are not in the paper take the others from
+    the default recipe.
+    """
     jobs, idle = [], []
     for name in names:
-        experiment = EXPERIMENTS[name]
-        groups = [tuple(pairs)] if experiment.all_subjects else [(pair,) for pair in pairs]
+        experiment, own = EXPERIMENTS[name], list(pairs)
+        if not experiment.source:
+            own = [(levers.default_plan(plan, given), subject) for plan, subject in pairs]
+        groups = [tuple(own)] if experiment.all_subjects else [(pair,) for pair in own]
         for group in groups:
             job = Job(experiment, group)
             if job.recipes():

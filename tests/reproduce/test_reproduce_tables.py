@@ -21,12 +21,12 @@ from mrem_deploy.recipe import Recipe
 from mrem_deploy.reproduce import claims, figures, paper, run
 from mrem_deploy.reproduce.cells import CellResult
 from mrem_deploy.reproduce.estimate import Estimate
-from mrem_deploy.reproduce.experiments import EXPERIMENTS
+from mrem_deploy.reproduce.experiments import EXPERIMENTS, PAPERS
 from mrem_deploy.reproduce.layout import fidelity_columns, fidelity_fields
 from mrem_deploy.reproduce.page import Provenance, to_csv, write_entry, write_page
 from mrem_deploy.reproduce.plan import ExperimentPlan, Subject, differences, make_plan, paper_plan
 from mrem_deploy.reproduce.results import Gap, Measured, gap
-from mrem_deploy.result import Accuracy, Cost, History, LayerErrors, Metrics, Sizes, WorkerCost
+from mrem_deploy.result import Accuracy, Cost, HeldOut, History, LayerErrors, Metrics, Sizes, WorkerCost
 
 EXAMPLES = 400
 MNLI = Subject("a-model", "mnli", "some-data", 12, 768, "weights")
@@ -64,6 +64,7 @@ def made_up(recipe: Recipe, right: dict[str, int]) -> CellResult:
                 calibration_samples=recipe.calib_size,
             ),
             size=Sizes(400.0, 50.0),
+            heldout={f"module {i + 1}": HeldOut(end=0.2, best=0.1 * (i + 1)) for i in range(modules)},
         ),
         History(
             {
@@ -272,11 +273,11 @@ def test_a_difference_of_differences_adds_the_errors() -> None:
 
 
 def test_the_papers_own_plan_differs_in_nothing() -> None:
-    for experiment in EXPERIMENTS.values():
+    for experiment in PAPERS.values():
         assert differences(paper_plan("mnli"), MNLI, experiment.recipes) == []
 
 
-@pytest.mark.parametrize("name", list(EXPERIMENTS))
+@pytest.mark.parametrize("name", list(PAPERS))
 def test_captions_label_every_reduction_of_quick(name: str) -> None:
     subject = Subject("m", "sst2", "d", 6, 384)
     plan = make_plan("sst2", True, {})
