@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,7 +42,7 @@ def test_the_first_row_is_the_papers() -> None:
 @pytest.mark.parametrize("bits", ["4-4-8", "2-2-8", "2-2-4", "8-8-8"])
 def test_every_row_changes_one_option(bits: str) -> None:
     found = rows(bits)
-    for above, row in zip(found, found[1:], strict=False):
+    for above, row in itertools.pairwise(found):
         values, before = dataclasses.asdict(row.recipe), dataclasses.asdict(above.recipe)
         assert [name for name in values if values[name] != before[name]] == [row.lever]
 
