@@ -124,7 +124,7 @@ def build_parser() -> argparse.ArgumentParser:
     plan_option("--qat-epochs", str, "epochs of both stages of QAT (3+3)")
     plan_option("--qat-lr", _rate("--qat-lr"), "learning rate of QAT (the default of mrem quantize)")
     add("--per-channel", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS,
-        help="one weight scale per output channel, everywhere except in per-channel and ablation")  # fmt: skip
+        help="one weight scale per output channel; per-channel and ablation have both")  # fmt: skip
     whole("--threads", 0, "CPU threads; 0: torch chooses")
     add("--geometry", type=opt.several(_geometry, "--geometry", "bert-base,bert-large"), default=(),
         help="main and overview: also time and memory of bert-base or bert-large (or both), measured over a "

@@ -273,9 +273,11 @@ def ablation(plan: ExperimentPlan, subject: Subject, results: Results) -> Shown:
         "training, unknown where a run was interrupted.",
     ]
     if any(record["option"] == levers.OUTPUT_LOSS for record in records):
-        last = f"heldout_{len(found.heldout())}"
-        notes.insert(1, f"The row of the output loss changes what the last module's loss ({last}) is a sum "
-                     "of: compare it within the rows above that one, or within those from it on.")  # fmt: skip
+        notes.insert(
+            1,
+            "The row of the output loss changes what the last module's loss is a sum of: compare it within the "
+            "rows above that one, or within those from it on.",
+        )
     return Shown(columns, records, notes=notes)
 
 
