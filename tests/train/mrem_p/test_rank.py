@@ -77,7 +77,8 @@ def forcings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool, float]]:
 def test_one_module_gives_the_numbers_of_mrem_s(kind: str, lockstep: bool) -> None:
     came = run([0, 3], kind, deterministic=lockstep)
     teacher, student = tiny_pair(kind)
-    log = train_mrem_s(train_job(teacher, student, tiny_encoded(kind), [0, 3]))
+    # In mrem-p the teacher runs in every step. Targets from another batch would differ in their last bits.
+    log = train_mrem_s(train_job(teacher, student, tiny_encoded(kind), [0, 3], teacher_cache="never"))
     assert_same_state(came.state, state_of(student))
     assert came.log.curves == log.curves
 
