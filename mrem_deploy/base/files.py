@@ -1,7 +1,8 @@
 """Atomic writes: a file or folder is either the old one or the new one, never half of one.
 
 Everything is written next to its destination under a temporary name and renamed at the end. On a full disk,
-a missing permission or an interruption the temporary one is removed and the old one stays.
+a missing permission or an interruption the temporary one is removed and the old one stays. After a kill the
+next write to the same folder removes it (`scratch`, `place`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import platformdirs
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.scratch import owned_folder, sweep
 
 # <fcntl.h> and <linux/fs.h>
 AT_FDCWD = -100
@@ -32,7 +34,7 @@ def _explain(error: OSError, path: Path) -> UserError:
     if error.errno == errno.ENOSPC:
         return UserError(
             f"no space left on the disk of {path}; nothing there was changed",
-            "free some space and run again (with --resume from the last checkpoint), or write elsewhere",
+            "free some space and run again (training continues from its last checkpoint), or write elsewhere",
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return UserError(f"no permission to write {path}", "choose a folder you may write to")
@@ -76,30 +78,36 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Fill the yielded folder; on success it replaces `path` and all that was in it."""
     path = path.absolute()
+    prefix = f".{path.name}.new-"
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.new-", dir=path.parent))
-        old = temporary.with_name(temporary.name.replace(".new-", ".old-"))
-        try:
+        sweep(path.parent, prefix)
+        with owned_folder(path.parent, prefix) as temporary:
             os.chmod(temporary, 0o777 & ~_umask())
             yield temporary
             for file in temporary.rglob("*"):
                 if file.is_file():  # some libraries make private files; a result is not private
                     os.chmod(file, 0o666 & ~_umask())
-            if path.exists() and _exchange(temporary, path):
-                return
-            if path.exists():
-                os.rename(path, old)
-            try:
-                os.rename(temporary, path)
-            except BaseException:  # an interruption as well: without this, neither would be in place
-                if old.exists():
-                    os.rename(old, path)
-                raise
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-            if path.exists():
-                shutil.rmtree(old, ignore_errors=True)
+            _put_in_place(temporary, path)
+
+
+def _put_in_place(new: Path, path: Path) -> None:
+    """Let the folder `new` take the place of `path`. The earlier one may then be under either other name."""
+    if path.exists() and _exchange(new, path):
+        return
+    old = new.with_name(new.name.replace(".new-", ".old-"))
+    try:
+        if path.exists():
+            os.rename(path, old)
+        try:
+            os.rename(new, path)
+        except BaseException:  # an interruption as well: without this, neither would be in place
+            if old.exists():
+                os.rename(old, path)
+            raise
+    finally:
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -116,6 +124,18 @@ def _exchange(one: Path, other: Path) -> bool:
     return renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0
 
 
+def is_mount_point(folder: Path) -> bool:
+    """Whether another file system, or another folder, is mounted there: then it cannot be renamed."""
+    if os.path.ismount(folder):
+        return True
+    try:  # Linux also lists folders that are mounted from the same file system
+        mounts = Path("/proc/self/mountinfo").read_bytes().split(b"\n")
+    except OSError:
+        return False
+    name = re.sub(rb"[ \t\n\\]", lambda found: b"\\%03o" % found[0][0], os.fsencode(folder.resolve()))
+    return any(line.split(b" ")[4:5] == [name] for line in mounts)
+
+
 def check_folder(out: str | None) -> Path | None:
     """The folder of --out, made if needed. Refuses one that cannot be written, before any work is done."""
     if out is None:
@@ -125,9 +145,7 @@ def check_folder(out: str | None) -> Path | None:
         raise UserError(f"--out {folder} is a file", "give a folder")
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".writable-{os.getpid()}"
-        probe.write_bytes(b"")
-        probe.unlink()
+        tempfile.TemporaryFile(dir=folder).close()
     return folder
 
 

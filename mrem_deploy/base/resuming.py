@@ -6,6 +6,8 @@ result/            --out, written as a whole at the end
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,18 @@ def work_folder(out: Path) -> Path:
     return out.with_name(f".{out.name}.work")
 
 
+def discard(work: Path) -> None:
+    """Remove a work folder. In one step: of half a set of checkpoints no run could tell what it is."""
+    gone = discarded(work)
+    os.rename(work, gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def discarded(work: Path) -> Path:
+    """The name of a work folder while it is removed."""
+    return work.with_name(f"{work.name}-gone")
+
+
 def has_checkpoints(folder: Path) -> bool:
     """Whether a work folder holds anything to continue from."""
     return next(folder.glob("*.safetensors"), None) is not None
@@ -27,11 +41,15 @@ def has_checkpoints(folder: Path) -> bool:
 def continue_command(out: Path) -> str | None:
     """The command that continues the interrupted run into `out`; None if it has left no checkpoint."""
     folder = work_folder(out)
+    return command_in(folder) if has_checkpoints(folder) else None
+
+
+def command_in(folder: Path) -> str | None:
+    """The command that a work folder names."""
     try:
-        command = (folder / COMMAND).read_text(encoding="utf-8").strip()
+        return (folder / COMMAND).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
-    return command if has_checkpoints(folder) else None
 
 
 @contextmanager
@@ -45,5 +63,13 @@ def resumable(out: Path) -> Iterator[None]:
 
 
 def command_after(error: BaseException) -> str | None:
-    """The command that continues the run which this exception ended, if it has left a checkpoint."""
-    return getattr(error, _ATTRIBUTE, None)
+    """The command that continues the run which this exception ended, if it has left a checkpoint.
+
+    Another exception may have taken the place of the one that ended the run.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if hasattr(cause, _ATTRIBUTE):
+            return getattr(cause, _ATTRIBUTE)
+        cause = cause.__cause__ or cause.__context__
+    return None

@@ -15,10 +15,10 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.scratch import scratch_folder
 from mrem_deploy.benchmarks import options as opt
 from mrem_deploy.benchmarks.compare_rows import BASE, Conditions, Entry, Score, Speed, read, table_and_notes
 
@@ -120,8 +120,8 @@ def measure(
     first, recipe = next(iter(recipes.items()))
     shape = read_shape(options.shape)
     subject = subjects.from_folder(first, options.model, options.data, options.seed)
-    with TemporaryDirectory(prefix="mrem-compare-") as name:
-        contenders = _contenders(subject, recipes, Path(name), options.seed)
+    with scratch_folder("compare") as work:
+        contenders = _contenders(subject, recipes, work, options.seed)
         digests = {contender.name: _digest_of(contender) for contender in contenders if contender.ours}
         if earlier is None:
             where, scores = _score(contenders, recipe, subject, shape.batch, options.session_threads)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from mrem_deploy.base.scratch import scratch_folder
 from mrem_deploy.deploy.runtime import feed, open_session, require
 
 # Matmuls by what they multiply. Both sets name operators of ONNX and of onnxruntime's own domain.
@@ -65,8 +65,7 @@ def census(
     import onnx
     import onnxruntime
 
-    with tempfile.TemporaryDirectory(prefix="mrem-census-") as name:
-        folder = Path(name)
+    with scratch_folder("census") as folder:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # hides the warning that the optimized file is for this machine only
         options.optimized_model_filepath = str(folder / "optimized.onnx")

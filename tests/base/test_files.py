@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,15 @@ from tiny_models import Killed
 
 from mrem_deploy.base import files
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.base.files import atomic_file, atomic_folder, cache_folder, explained, write_json, write_text
+from mrem_deploy.base.files import (
+    atomic_file,
+    atomic_folder,
+    cache_folder,
+    explained,
+    is_mount_point,
+    write_json,
+    write_text,
+)
 
 
 def full_disk(*_: Any, **__: Any) -> None:
@@ -169,6 +179,16 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["result"]
 
 
+def test_what_a_kill_left_is_removed_by_the_next_write(tmp_path: Path) -> None:
+    write_text(tmp_path / ".result.new-k1ll" / "a.txt", "half of")
+    with atomic_folder(tmp_path / "result") as temporary:
+        assert sorted(tmp_path.iterdir()) == [temporary]
+        (temporary / "a.txt").write_text("whole")
+        with atomic_folder(tmp_path / "result"):  # another process: the first one lives and is left alone
+            assert temporary.is_dir()
+    assert contents(tmp_path) == {"result/a.txt": "whole"}
+
+
 def test_a_new_folder_with_new_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # a relative path, as people type it
     with atomic_folder(Path("a/b/result")) as temporary:
@@ -227,3 +247,38 @@ def test_the_cache_folder_can_be_named(tmp_path: Path, monkeypatch: pytest.Monke
     assert cache_folder() == tmp_path / "mine"
     monkeypatch.delenv("MREM_CACHE")
     assert "mrem_deploy" in str(cache_folder())
+
+
+MOUNTS = {
+    "another file system": ["mount", "-t", "tmpfs", "none"],
+    "a folder of the same file system": ["mount", "--bind", "{source}"],
+}
+ROOT = Path(__file__).resolve().parents[2]
+ASK = "import sys; from mrem_deploy.base.files import *; print(is_mount_point(Path(sys.argv[1])))"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mounts are made as on Linux")
+@pytest.mark.parametrize("kind", MOUNTS)
+@pytest.mark.parametrize("name", ["volume", "a volume\\of mine"])
+def test_a_mounted_folder_is_known(tmp_path: Path, kind: str, name: str) -> None:
+    """In a name space of its own, where a user may mount; the mount ends with its process."""
+    if shutil.which("unshare") is None:
+        pytest.skip("this system has no unshare")
+    source, volume = tmp_path / "source", tmp_path / name
+    source.mkdir()
+    volume.mkdir()
+    assert not is_mount_point(volume)
+    words = [word.format(source=source) for word in MOUNTS[kind]]
+    script = '"${@:4}" "$1" || exit 77; exec "$2" -c "$3" "$1"'
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    command = ["unshare", *user, "--mount", "bash", "-c", script, "bash", str(volume), sys.executable, ASK]
+    done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip(f"mounting is not allowed here: {done.stderr.strip()}")
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_other_folders_are_no_mount_points(tmp_path: Path) -> None:
+    assert is_mount_point(Path("/"))
+    assert not is_mount_point(tmp_path)
+    assert not is_mount_point(tmp_path / "missing")

@@ -30,7 +30,12 @@ def test_the_command_is_there_when_a_checkpoint_is(tmp_path: Path) -> None:
 def test_what_ended_a_run_knows_how_it_is_continued(tmp_path: Path, error: BaseException) -> None:
     out = tmp_path / "result"
     assert command_after(error) is None
-    with pytest.raises(type(error)), resumable(out):
-        leave(out, COMMAND, "module-0.safetensors")  # while the run is under way
-        raise error
+
+    def run() -> None:
+        with resumable(out):
+            leave(out, COMMAND, "module-0.safetensors")
+            raise error
+
+    with pytest.raises(type(error)):
+        run()
     assert command_after(error) == "mrem quantize --config x"

@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from mrem_deploy.base.progress import bar, say
+from mrem_deploy.base.scratch import scratch_folder
 from mrem_deploy.benchmarks.latency.contenders import Contender, ContenderFailed, Worker
 from mrem_deploy.benchmarks.latency.messages import FeedReply
 from mrem_deploy.benchmarks.latency.settings import RaceSettings, Shape
@@ -219,10 +218,10 @@ def difference(base: FeedReply, other: FeedReply) -> float:
 def _profile(standings: list[Standing], settings: RaceSettings) -> None:
     """Shares of time per operator kind, in separate sessions, because profiling costs time."""
     threads = settings.threads[0]
-    with TemporaryDirectory() as folder:
+    with scratch_folder("race") as folder:
         for standing in running(standings):
             for shape in settings.shapes:
-                with Worker(standing.contender, threads, profile=Path(folder)) as worker:
+                with Worker(standing.contender, threads, profile=folder) as worker:
                     worker.feed(shape.batch, shape.sequence, settings.vocabulary, settings.seed)
                     nodes = shares(worker.node_times(PROFILED_RUNS))
                 standing.cells = [

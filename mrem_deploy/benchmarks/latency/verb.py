@@ -13,12 +13,12 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import explained
 from mrem_deploy.base.progress import say
+from mrem_deploy.base.scratch import scratch_folder
 from mrem_deploy.benchmarks import options as opt
 from mrem_deploy.benchmarks.geometry import SPELLING, parse_geometry
 from mrem_deploy.benchmarks.latency.settings import (
@@ -127,8 +127,7 @@ def run(options: argparse.Namespace) -> Result:
     )
     profiles = lineup.choose_profiles(options.profiles, subject.folder)
     sections: dict[str, list[Standing]] = {}
-    with TemporaryDirectory(prefix="mrem-latency-") as name, explained(Path(name)):
-        work = Path(name)
+    with scratch_folder("latency") as work, explained(work):
         on_cpu = lineup.cpu_lineup(subject, profiles, options.options, options.peers, work)
         on_gpu = [] if missing or options.device == "cpu" else lineup.gpu_lineup(subject, work)
         if options.device != "gpu":

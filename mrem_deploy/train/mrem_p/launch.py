@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -22,6 +21,7 @@ import torch
 
 from mrem_deploy.base import cli, progress
 from mrem_deploy.base.errors import UserError, WorkerFailed
+from mrem_deploy.base.scratch import scratch_folder
 from mrem_deploy.train.mrem_p import crew as crews
 from mrem_deploy.train.mrem_p.crew import Crew
 
@@ -84,7 +84,7 @@ def launch(work: Callable[..., Any], arguments: tuple[Any, ...], workers: int, m
 
     _quiet_elastic()
     with (
-        tempfile.TemporaryDirectory(prefix="mrem-workers-") as logs,
+        scratch_folder("workers") as logs,
         _environment(_child_environment()),
         _own_signals(),
     ):
@@ -92,7 +92,7 @@ def launch(work: Callable[..., Any], arguments: tuple[Any, ...], workers: int, m
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=workers,
-            logs_specs=DefaultLogsSpecs(log_dir=logs),
+            logs_specs=DefaultLogsSpecs(log_dir=str(logs)),
             run_id=f"mrem-{os.getpid()}",
             rdzv_backend="c10d",
             rdzv_endpoint=f"{LOCALHOST}:0",

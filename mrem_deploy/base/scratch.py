@@ -1,0 +1,99 @@
+"""Temporary folders that show whether their owner lives: what a killed process leaves, the next one removes.
+
+The process that makes a folder holds a lock on it. So a folder whose lock is free has no owner any more.
+Where the file system has no locks, nobody can tell, and the folder stays.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mrem_deploy.base.locks import HAS_LOCKS, NoLocks, is_at, try_lock
+
+SUFFIX = ".tmp"
+
+
+@contextmanager
+def scratch_folder(purpose: str, parent: Path | None = None) -> Iterator[Path]:
+    """A new folder for temporary files, removed at the end. Those of killed processes are removed first."""
+    where = parent or Path(tempfile.gettempdir())
+    sweep_scratch(where)
+    with owned_folder(where, f"mrem-{purpose}-", SUFFIX) as folder:
+        yield folder
+
+
+def sweep_scratch(parent: Path | None = None) -> None:
+    """Remove the scratch folders of processes that were killed."""
+    sweep(parent or Path(tempfile.gettempdir()), "mrem-", SUFFIX)
+
+
+@contextmanager
+def owned_folder(parent: Path, prefix: str, suffix: str = "") -> Iterator[Path]:
+    """A new folder that `sweep` leaves alone for as long as this process lives; removed at the end."""
+    folder, lock = _new_folder(parent, prefix, suffix)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def sweep(parent: Path, prefix: str, suffix: str = "", ownerless: bool = False) -> None:
+    """Remove the folders of that name whose owner is dead.
+
+    ownerless: the caller knows that no living process owns any; then those that cannot be locked go too.
+    """
+    for name in glob.glob(f"{glob.escape(prefix)}*{glob.escape(suffix)}", root_dir=parent):
+        folder = parent / name
+        if folder.is_symlink() or not folder.is_dir():
+            continue
+        try:
+            lock = _lock(folder)
+        except NoLocks:
+            if ownerless:
+                shutil.rmtree(folder, ignore_errors=True)
+            continue
+        except OSError:  # someone else's, or gone by now
+            continue
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+
+def _new_folder(parent: Path, prefix: str, suffix: str) -> tuple[Path, int | None]:
+    """A folder and its lock. A sweeper may see the folder before it is locked; then another one is made."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=parent))
+        try:
+            lock = _lock(folder)
+        except NoLocks:
+            return folder, None
+        except FileNotFoundError:
+            continue
+        if lock is None:
+            continue
+        if is_at(lock, folder):
+            return folder, lock
+        os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """The handle of a folder that is locked now; None if another handle holds its lock."""
+    if not HAS_LOCKS:
+        raise NoLocks
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        if try_lock(handle):
+            return handle
+    except BaseException:
+        os.close(handle)
+        raise
+    os.close(handle)
+    return None

@@ -1,0 +1,109 @@
+"""Temporary folders: those of the dead are removed, those of the living are not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrem_deploy.base import scratch
+from mrem_deploy.base.scratch import owned_folder, scratch_folder, sweep
+
+ROOT = Path(__file__).resolve().parents[2]
+MAKER = """
+import sys
+from pathlib import Path
+from mrem_deploy.base.scratch import scratch_folder
+with scratch_folder("census", Path(sys.argv[1])) as folder:
+    (folder / "weights.bin").write_bytes(b"0")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_is_there_until_the_end(tmp_path: Path) -> None:
+    with scratch_folder("census", tmp_path) as folder:
+        (folder / "file").write_text("x")
+        assert folder.parent == tmp_path
+        assert folder.name.startswith("mrem-census-")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_usual_parent_is_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with scratch_folder("census") as folder:
+        assert folder.parent == tmp_path
+
+
+def test_the_folder_of_a_killed_process_is_removed_by_the_next(tmp_path: Path) -> None:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAKER, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        other = Path(process.stdout.readline().strip())
+        with scratch_folder("workers", tmp_path):
+            assert other.is_dir()  # its owner lives
+    finally:
+        process.kill()
+        process.communicate()
+    assert (other / "weights.bin").exists()
+    with scratch_folder("workers", tmp_path) as own:
+        assert list(tmp_path.iterdir()) == [own]
+
+
+def test_what_looks_similar_stays(tmp_path: Path) -> None:
+    (tmp_path / "mrem-notes.tmp").write_text("a file")
+    (tmp_path / "mrem-result").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "mrem-link.tmp").symlink_to(tmp_path / "elsewhere")
+    with scratch_folder("x", tmp_path):
+        pass
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "elsewhere",
+        "mrem-link.tmp",
+        "mrem-notes.tmp",
+        "mrem-result",
+    ]
+
+
+def test_a_folder_that_is_swept_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, swept = tempfile.mkdtemp, []
+
+    def mkdtemp(*args: Any, **options: Any) -> str:
+        name = real(*args, **options)
+        if not swept:
+            swept.append(name)
+            sweep(tmp_path, "x-")
+        return name
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    with owned_folder(tmp_path, "x-") as folder:
+        assert str(folder) not in swept
+        assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_without_locks_nobody_knows_who_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "HAS_LOCKS", False)
+    with owned_folder(tmp_path, "x-") as folder:
+        sweep(tmp_path, "x-")
+        assert folder.is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_gone_is_no_error(tmp_path: Path) -> None:
+    with owned_folder(tmp_path, "x-") as folder:
+        shutil.rmtree(folder)
