@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.base.files import explained
+from mrem_deploy.base.files import explained, is_mount_point
 from mrem_deploy.base.progress import say
 from mrem_deploy.data.labels import label_order
 from mrem_deploy.data.squad import Questions
@@ -68,6 +68,12 @@ def check_out(out: str, sources: Mapping[str, str | None], marker: str, overwrit
     folder = Path(out).expanduser().resolve()  # where a link points to is what will be replaced
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {folder} is a file", "give a folder")
+    if is_mount_point(folder):
+        raise UserError(
+            f"--out {folder} is a mount point, such as a Docker volume; the result replaces its folder as a "
+            "whole, and a mount point cannot be replaced",
+            f"give a folder inside it: --out {folder / 'result'}",
+        )
     for name, source in sources.items():
         if source and Path(source).expanduser().resolve().is_relative_to(folder):
             raise UserError(
@@ -81,7 +87,7 @@ def check_out(out: str, sources: Mapping[str, str | None], marker: str, overwrit
         )
     with explained(folder):
         existing = next(parent for parent in folder.parents if parent.exists())
-        tempfile.TemporaryDirectory(prefix=".mrem-", dir=existing).cleanup()
+        tempfile.TemporaryFile(dir=existing).close()  # has no name, so that a kill leaves nothing
     return folder
 
 
