@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from mrem_deploy.base import cli
+from mrem_deploy.base.options import add_resuming
 
 EXAMPLES = """\
 examples:
@@ -42,18 +43,18 @@ def build_parser() -> argparse.ArgumentParser:
     add("--checkpoint-steps", type=int, help="steps between checkpoints, 0 for none (500)")
     add("--eval-size", type=int, help="evaluate on that many examples only, drawn by --seed (all)")
     add("--device", help="auto, cpu, cuda or cuda:N (auto)")
-    add("--resume", action="store_true", help="continue an interrupted run with the same options")
     add("--overwrite", action="store_true", help="replace --out even if it holds other files")
+    add_resuming(parser)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     arguments = vars(build_parser().parse_args(argv))
-    resume, overwrite = arguments.pop("resume", False), arguments.pop("overwrite", False)
+    how = {name: arguments.pop(name, False) for name in ("resume", "fresh", "overwrite")}
 
     from mrem_deploy.finetuning import FinetuneSettings, finetune
 
-    finetune(FinetuneSettings(**arguments), resume, overwrite)
+    finetune(FinetuneSettings(**arguments), **how)
     return 0
 
 

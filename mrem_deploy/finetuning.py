@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import shlex
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import atomic_folder, write_json
 from mrem_deploy.base.machine import PeakMemory, describe_machine, keep_large_blocks
+from mrem_deploy.base.options import flag
+from mrem_deploy.base.place import hold, new_token
 from mrem_deploy.base.progress import say
+from mrem_deploy.base.resuming import COMMAND, resumable
 from mrem_deploy.data.encoded import Encoded
 from mrem_deploy.data.labels import CLASSES, label_order
 from mrem_deploy.data.squad import Questions, Windows
@@ -33,7 +38,7 @@ from mrem_deploy.evaluate.predict import predict, torch_predictor
 from mrem_deploy.evaluate.scorers import scorer_for
 from mrem_deploy.models.loading import check_max_length, load_model, quiet_transformers
 from mrem_deploy.preflight import check_out, resolve_device
-from mrem_deploy.train.checkpoint import CheckpointStore
+from mrem_deploy.train.checkpoint import CheckpointStore, open_store
 from mrem_deploy.train.supervised import LoopSettings, train_on_labels
 
 RECORD = "finetune.json"  # its presence marks a folder as ours to replace
@@ -85,6 +90,15 @@ class FinetuneSettings:
         elsewhere = {"out", "checkpoint_steps", "eval_size", "eval_data", "device"}
         return {name: value for name, value in asdict(self).items() if name not in elsewhere}
 
+    def command(self, *flags: str) -> str:
+        """The command with these settings, without those that are the defaults."""
+        words = ["mrem", "finetune", *flags]
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.default is MISSING or value not in (item.default, None):
+                words += [flag(item.name), str(value)]
+        return shlex.join(words)
+
 
 @dataclass(frozen=True)
 class Record:
@@ -122,12 +136,34 @@ def _bad(name: str, expected: str, got: Any) -> UserError:
     return UserError(f"--{name.replace('_', '-')} must be {expected}; got {got}.", "See --help.")
 
 
-def finetune(settings: FinetuneSettings, resume: bool = False, overwrite: bool = False) -> Path:
-    """Train, evaluate and write the model folder; returns it. `resume` goes on from a checkpoint."""
-    started = time.perf_counter()
+def finetune(
+    settings: FinetuneSettings, resume: bool = False, overwrite: bool = False, fresh: bool = False
+) -> Path:
+    """Train, evaluate and write the model folder; returns it.
+
+    An interrupted run with the same settings is continued; `resume` says so if there is none. `overwrite`
+    replaces a folder that this command has not written. `fresh` removes checkpoints and starts over.
+    """
     read = {"model": settings.model, "data": settings.data, "eval_data": settings.eval_data}
     out = check_out(settings.out, read, marker=RECORD, overwrite=overwrite)
     device = resolve_device(settings.device)
+    command = settings.command(*(["--overwrite"] if overwrite else []))
+
+    def store_of(identity: dict[str, Any]) -> CheckpointStore:
+        return open_store(out, identity, {COMMAND: command + "\n"}, resume=resume, fresh=fresh)
+
+    with hold(out, new_token()), resumable(out):
+        _finetune(settings, out, device, store_of)
+    return out
+
+
+def _finetune(
+    settings: FinetuneSettings,
+    out: Path,
+    device: torch.device,
+    store_of: Callable[[dict[str, Any]], CheckpointStore],
+) -> None:
+    started = time.perf_counter()
     keep_large_blocks()
     columns = Columns(settings.text_column, settings.text_pair_column, settings.label_column)
     task_data = open_task(settings.task, settings.data, columns, settings.eval_data)
@@ -149,12 +185,7 @@ def finetune(settings: FinetuneSettings, resume: bool = False, overwrite: bool =
     loop = LoopSettings(
         steps, settings.batch_size, settings.lr, settings.warmup, settings.seed, settings.checkpoint_steps
     )
-    store = None
-    if settings.checkpoint_steps or resume:
-        identity = {**settings.identity(), "training data": _digest(encoded.digest(), targets)}
-        store = CheckpointStore(out.with_name(f".{out.name}.work"), identity, resume)
-        if resume and not store.resumed:
-            say("no interrupted run found; starting from scratch")
+    store = store_of({**settings.identity(), "training data": _digest(encoded.digest(), targets)})
     with PeakMemory(device) as memory:
         log = train_on_labels(model.to(device), encoded, targets, loop, store)
     splits = {split: evaluation.score(split, model) for split, evaluation in evaluations.items()}
@@ -179,13 +210,11 @@ def finetune(settings: FinetuneSettings, resume: bool = False, overwrite: bool =
         model.cpu().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         write_json(folder / RECORD, record.to_dict())
-    if store:
-        store.remove()
+    store.remove()
     say(
         f"{record.metric} {record.score:.2f} on {first['examples']} examples; "
         f"{log.seconds / 60:.1f} min training, peak memory {memory.mb / 1024:.1f} GiB; wrote {out}"
     )
-    return out
 
 
 def _labelled(task_data: TaskData) -> Texts:

@@ -23,15 +23,15 @@ examples:
   mrem quantize --model my-bert --task mnli --data glue/MNLI --bits auto --budget-mb 40 --out result
       chooses 2, 4 or 8 bits for each layer by its sensitivity, within 40 MiB
   mrem quantize --config result/recipe.yaml --out again      (the same run once more)
-  mrem quantize --model my-bert --task sst2 --data glue/SST-2 --out result --resume
-      (the same command with --resume: continue after an interruption)
+  mrem quantize --model my-bert --task sst2 --data glue/SST-2 --out result
+      (after an interruption, the same command continues from the last checkpoint; --fresh starts over)
 
 `mrem quantize` is the same as `python -m mrem_deploy.quantize`. All options: docs/recipe.md
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
-    from mrem_deploy.base.options import add_options
+    from mrem_deploy.base.options import add_options, add_resuming
     from mrem_deploy.recipe import Recipe
     from mrem_deploy.recipe_groups import GROUPS
 
@@ -47,9 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="YAML",
         help="recipe file to start from; options given here override it",
     )
-    parser.add_argument(
-        "--resume", action="store_true", help="continue an interrupted run of the same recipe"
-    )
+    add_resuming(parser)
     parser.add_argument(
         "--plan", action="store_true", help="only show what would be done, and its time, memory and disk"
     )
@@ -59,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     arguments = vars(build_parser().parse_args(argv))
-    config, resume = arguments.pop("config"), arguments.pop("resume")
+    config, resume, fresh = (arguments.pop(name) for name in ("config", "resume", "fresh"))
     only_plan = arguments.pop("plan")
 
     from mrem_deploy import pipeline
@@ -77,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
         if only_plan:
             print("\n".join(pipeline.plan(recipe).lines()))
             continue
-        result = pipeline.run(recipe, resume)
+        result = pipeline.run(recipe, resume, fresh)
         if os.environ.get("RANK", "0") == "0":  # only the first of several workers prints
             print(terminal_summary(result.metrics, result.folder))
     return 0

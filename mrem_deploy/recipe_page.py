@@ -26,7 +26,8 @@ bits: 4-4-8
 Every result folder holds the recipe that made it, with all defaults filled in. An unknown key is an error.
 
 A switch such as `--per-channel` is turned off again by `--no-per-channel`, in YAML by `false`.
-`mrem quantize --resume` continues an interrupted run. All options must then be the same, except
+The same command continues an interrupted run; `--fresh` starts over ([tour.md](tour.md#interruptions)).
+To continue, all options must be the same, except
 {free}.
 
 This page is generated from `mrem_deploy/recipe.py`; `make docs` writes it again.
@@ -35,7 +36,11 @@ This page is generated from `mrem_deploy/recipe.py`; `make docs` writes it again
 
 def page() -> str:
     """docs/recipe.md."""
-    free = [f"`{flag(item.name)}`" for item in dataclasses.fields(Recipe) if not item.metadata["decides"]]
+    free = [
+        f"`{flag(item.name)}`"
+        for item in dataclasses.fields(Recipe)
+        if not item.metadata["decides"] and item.name != "out"  # checkpoints are next to --out
+    ]
     return (
         PAGE.format(free=", ".join(free[:-1]) + f" and {free[-1]}")
         + "\n".join(markdown(Recipe, GROUPS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,11 @@ from tiny_bert import NEGATIVE, POSITIVE, save_tiny_bert
 
 from mrem_deploy import finetune as verb
 from mrem_deploy import finetuning
+from mrem_deploy.__main__ import main as mrem
 from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.place import hold
+from mrem_deploy.base.resuming import continue_command
 from mrem_deploy.finetuning import FinetuneSettings, finetune
 from mrem_deploy.models.loading import load_model
 from mrem_deploy.train import supervised
@@ -129,9 +133,16 @@ def test_resuming_gives_the_bits_of_an_uninterrupted_run(
             finetune(parts)
     assert not Path(parts.out).exists(), "nothing half-written"
 
+    command = shlex.split(str(continue_command(Path(parts.out))))
+    assert command[:2] == ["mrem", "finetune"]
     steps_done = kill_at(None, monkeypatch)
-    resumed = finetune(parts, resume=True)
+    with hold(Path(parts.out), "another run"):
+        assert mrem(command[1:]) == cli.EXIT_USER_ERROR
+    assert steps_done == []
+    assert mrem(command[1:]) == 0
+    resumed = Path(parts.out)
     assert steps_done == [6, 7, 8, 9, 10, 11]
+    assert [path.name for path in resumed.parent.glob(".*")] == []
     one, two = load_file(whole / "model.safetensors"), load_file(resumed / "model.safetensors")
     assert one.keys() == two.keys()
     for name in one:
@@ -145,13 +156,17 @@ def test_resuming_refuses_another_run(settings: FinetuneSettings, monkeypatch: p
         kill_at(4, patched)
         with pytest.raises(KeyboardInterrupt):
             finetune(parts)
-    with pytest.raises(UserError, match=r"lr: was 0.01, is 0.001"):
-        finetune(replace(parts, lr=1e-3), resume=True)
+    with pytest.raises(UserError, match=r"lr: was 0.01, is 0.001") as caught:
+        finetune(replace(parts, lr=1e-3))
+    assert parts.command() in caught.value.remedy
     rows = reviews()
     rows[0]["label"] = "positive"  # a label matters as much as a text
     write_rows(Path(settings.data) / "train.jsonl", rows)
     with pytest.raises(UserError, match="training data: was"):
         finetune(parts, resume=True)
+    steps_done = kill_at(None, monkeypatch)
+    finetune(replace(parts, lr=1e-3), fresh=True)
+    assert steps_done[0] == 0
 
 
 def test_resume_without_an_interrupted_run_starts_afresh(settings: FinetuneSettings) -> None:

@@ -96,7 +96,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Any:
         assert cli.run(quantize.main, argv) == 0
         return recipes.pop()
 
-    def keep(recipe: Recipe, resume: bool) -> Result:
+    def keep(recipe: Recipe, *_: bool) -> Result:
         recipes.append(preflight.absolute_paths(recipe))  # as `pipeline.run` does first
         return Result("nowhere", Metrics())
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 from mrem_deploy.base.errors import UserError, WorkerFailed
+from mrem_deploy.base.resuming import command_after
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -42,9 +43,14 @@ def run(
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
     except WorkerFailed as error:
-        print(f"error: {error}", file=sys.stderr)
+        command = command_after(error)
+        print(f"error: {error}" + (f"\n  → to continue: {command}" if command else ""), file=sys.stderr)
         return EXIT_FAILED
-    except KeyboardInterrupt:
-        hint = "; the same command with --resume continues from the last checkpoint" if resumes else ""
-        print(f"\ninterrupted{hint}", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"\ninterrupted{_what_is_kept(error) if resumes else ''}", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _what_is_kept(error: BaseException) -> str:
+    command = command_after(error)
+    return f"; checkpoints are kept, to continue: {command}" if command else " before the first checkpoint"

@@ -98,6 +98,21 @@ def add_options(parser: argparse.ArgumentParser, settings: type, groups: Mapping
             section.add_argument(flag(item.name), default=argparse.SUPPRESS, help=_help(item), **more)
 
 
+def add_resuming(parser: argparse.ArgumentParser) -> None:
+    """What to do with the checkpoints of an interrupted run."""
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue an interrupted run; this is the default, --resume also says so if there is none",
+    )
+    either.add_argument(
+        "--fresh",
+        action="store_true",
+        help="start over: remove the checkpoints that an interrupted run into --out has left",
+    )
+
+
 def _metavar(item: dataclasses.Field[Any], hint: Any) -> str:
     if item.metadata["choices"]:
         return "|".join(item.metadata["choices"])

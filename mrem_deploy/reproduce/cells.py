@@ -57,7 +57,7 @@ def _run(recipe: Recipe) -> None:
     else:
         from mrem_deploy.pipeline import run
 
-        run(recipe, resume=True)
+        run(recipe)
 
 
 class Cells:

@@ -86,7 +86,7 @@ def _finetuned(task: str, data: str, out: Path, how: Finetuning, dry_run: bool) 
 
 
 def _finetune(settings: FinetuneSettings) -> None:
-    finetune(settings, resume=True)
+    finetune(settings)
 
 
 def _shape(model: str) -> tuple[int, int]:

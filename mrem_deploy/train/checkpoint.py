@@ -1,16 +1,17 @@
 """Checkpoints of a training run: safetensors files with their bookkeeping in the header.
 
-One file is one atomic write, so a kill at any moment leaves the previous checkpoint intact. The
-identity (recipe, data, model) is stored with the first one; `--resume` refuses to continue another run.
+One file is one atomic write, so a kill at any moment leaves the previous checkpoint intact. The identity of
+the run (recipe, data, model) is written next to the first one, and its digest into every one: checkpoints of
+another run are refused, never restored and never removed unless `--fresh` is given.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +20,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.base.files import atomic_file, explained, write_json
+from mrem_deploy.base.files import atomic_file, explained, write_json, write_text
+from mrem_deploy.base.progress import say
+from mrem_deploy.base.resuming import command_in, discard, has_checkpoints, work_folder
 
 Tensors = dict[str, torch.Tensor]
 Notes = dict[str, Any]  # bookkeeping, written as JSON: each user of the store knows its keys
 OptimizerState = dict[str, Any]  # as `torch.optim.Optimizer.state_dict` returns it
+MARKER = "run.json"  # the identity of the run whose checkpoints are next to it
+IDENTITY = "identity"  # the key of its digest in the header of every checkpoint
 OPTIMIZER = "optimizer/"  # begins the names of an optimizer's tensors
 
 
@@ -43,37 +48,55 @@ class Checkpoint(NamedTuple):
 
 
 class CheckpointStore:
-    """A folder of named checkpoints that belong to one run; `identity` is what must agree to resume it."""
+    """A folder of named checkpoints that belong to one run; `identity` is what must agree to resume it.
 
-    def __init__(self, folder: Path, identity: Notes, resume: bool) -> None:
+    beside: other files of the run, by name, that are written with its first checkpoint.
+    """
+
+    def __init__(
+        self, folder: Path, identity: Notes, resume: bool, beside: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = folder
         self._identity = identity
+        self._beside = beside or {}
+        self._introduced = False  # whether this process has written who the checkpoints belong to
         self._opened = time.perf_counter()
         self.earlier_seconds = 0.0  # spent by the runs that this one continues, up to their checkpoints
-        self._marker = folder / "run.json"
-        self.resumed = resume and self._marker.exists()
+        self._marker = folder / MARKER
+        self.resumed = resume and has_checkpoints(folder)
         if self.resumed:
             with _readable(self._marker):
                 stored = json.loads(self._marker.read_text(encoding="utf-8"))
-            _refuse_if_different(stored, identity)
+                if not isinstance(stored, dict):
+                    raise ValueError("it does not hold the identity of a run")
+            _refuse_if_different(folder, stored, identity)
+            self._identity = stored  # equal, but perhaps 2 instead of 2.0, and then of another digest
         elif folder.exists():
             with explained(folder):
-                shutil.rmtree(folder)
+                discard(folder)
+        self._digest = hashlib.sha256(json.dumps(self._identity, sort_keys=True).encode()).hexdigest()
 
     def save(self, name: str, tensors: Tensors, notes: Notes) -> None:
         """Write one checkpoint. The first one makes the folder: a run that fails earlier leaves nothing."""
         contiguous = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+        about = {"notes": json.dumps({**notes, "elapsed": self._seconds()}), IDENTITY: self._digest}
         try:
+            self._introduce()
             with atomic_file(self.folder / f"{name}.safetensors") as path:
-                save_file(
-                    contiguous, path, metadata={"notes": json.dumps({**notes, "elapsed": self._seconds()})}
-                )
-            if not self._marker.exists():
-                write_json(self._marker, self._identity)
-        except UserError:
-            if not self._marker.exists():
+                save_file(contiguous, path, metadata=about)
+        except BaseException:
+            if not has_checkpoints(self.folder):
                 self.remove()
             raise
+
+    def _introduce(self) -> None:
+        """Before the first checkpoint: no kill leaves one of which nobody knows the run."""
+        if self._introduced and self._marker.exists():  # a worker that failed may have removed it
+            return
+        for name, text in self._beside.items():
+            write_text(self.folder / name, text)
+        write_json(self._marker, self._identity)
+        self._introduced = True
 
     def load(self, name: str) -> Checkpoint | None:
         """A checkpoint, or None if there is none of that name."""
@@ -81,7 +104,7 @@ class CheckpointStore:
         if not path.exists():
             return None
         with _readable(path), safe_open(path, framework="pt") as file:
-            notes = json.loads(file.metadata()["notes"])
+            notes = self._own_notes(path, file.metadata())
             self.earlier_seconds = max(self.earlier_seconds, notes["elapsed"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
             return Checkpoint(tensors, notes)
@@ -92,7 +115,20 @@ class CheckpointStore:
         if not path.exists():
             return None
         with _readable(path), safe_open(path, framework="pt") as file:
-            return json.loads(file.metadata()["notes"])
+            return self._own_notes(path, file.metadata())
+
+    def _own_notes(self, path: Path, about: Mapping[str, str] | None) -> Notes:
+        """The bookkeeping in a file's header, if the file is of this run."""
+        found = (about or {}).get(IDENTITY)
+        if found != self._digest:
+            whose = "was written by another run" if found else "does not say which run wrote it"
+            raise UserError(
+                f"the checkpoint {path} {whose} (identity {str(found)[:12]}, this run is "
+                f"{self._digest[:12]}); nothing was restored from it",
+                "start over with --fresh, or give another folder for --out",
+            )
+        assert about is not None
+        return json.loads(about["notes"])
 
     def names(self, pattern: str) -> list[str]:
         """The checkpoints whose names match; `*` stands for any characters."""
@@ -106,7 +142,27 @@ class CheckpointStore:
 
     def remove(self) -> None:
         """Delete all checkpoints: the result is written and nothing is left to resume."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with suppress(OSError):  # the first worker of another machine may have done it, on a shared disk
+            discard(self.folder)
+
+
+def open_store(
+    out: Path, identity: Notes, beside: Mapping[str, str], *, resume: bool = False, fresh: bool = False
+) -> CheckpointStore:
+    """The checkpoints of a run into `out`: those of an interrupted run of the same identity are continued.
+
+    resume: say so if there are none. fresh: remove them instead, whatever run they belong to.
+    """
+    folder = work_folder(out)
+    found = has_checkpoints(folder)
+    store = CheckpointStore(folder, identity, not fresh, beside)
+    if store.resumed:
+        say(f"continuing the interrupted run from its checkpoints in {folder} (--fresh starts over)")
+    elif found:
+        say(f"removed the checkpoints of an interrupted run in {folder}, because of --fresh")
+    elif resume:
+        say("found no interrupted run; starting from scratch")
+    return store
 
 
 @contextmanager
@@ -116,21 +172,24 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except (SafetensorError, ValueError, KeyError, OSError) as error:
         raise UserError(
-            f"the checkpoint {path} cannot be read: {error}", "start from scratch without --resume"
+            f"the checkpoint {path} cannot be read: {error}", "start over with --fresh"
         ) from error
 
 
-def _refuse_if_different(stored: Notes, wanted: Notes) -> None:
+def _refuse_if_different(folder: Path, stored: Notes, wanted: Notes) -> None:
     differences = [
         f"{key}: was {stored.get(key)!r}, is {wanted.get(key)!r}"
         for key in sorted(stored.keys() | wanted.keys())
         if stored.get(key) != wanted.get(key)
     ]
-    if differences:
-        raise UserError(
-            "the interrupted run differs from this one:\n    " + "\n    ".join(differences),
-            "resume with the same recipe and data, or start from scratch without --resume",
-        )
+    if not differences:
+        return
+    raise UserError(
+        f"{folder} holds checkpoints of an interrupted run that differs from this one; they are kept:\n    "
+        + "\n    ".join(differences),
+        f"to continue that run: {command_in(folder) or 'give its recipe and data'}\n"
+        "  → to start this run and remove these checkpoints: --fresh; to keep both: another --out",
+    )
 
 
 def flatten_optimizers(states: list[OptimizerState]) -> tuple[Tensors, dict[str, float]]:

@@ -63,7 +63,7 @@ def export(folder: Path, profiles: tuple[str, ...], frozen: FrozenModel) -> Path
     try:
         return export_all(frozen, folder, profiles)[0]
     except UserError as error:
-        remedy = f"{error.remedy}; or keep the training and skip the export: --resume --export none"
+        remedy = f"{error.remedy}; or run again with --export none: the training is kept"
         raise UserError(error.problem, remedy) from error
 
 

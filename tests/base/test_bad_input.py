@@ -12,7 +12,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tiny_job import Job, save_model, sentences, write_jsonl, write_reviews
 
-from mrem_deploy import __main__
+from mrem_deploy import __main__, preflight
 from mrem_deploy.base import cli
+from mrem_deploy.base.place import hold
 from mrem_deploy.quant import artifact
 from mrem_deploy.train import checkpoint, module
 from mrem_deploy.train.module import ModuleTrainer
@@ -43,6 +45,7 @@ class Place:
         self.model, self.data, self.out = root / "model", root / "data", root / "out"
         self.job = Job(model=self.model, data=self.data, out=self.out)
         self.flags: list[str] = []
+        self.until_the_end = ExitStack()
 
     def set(self, **options: Any) -> None:
         self.job.set(**options)
@@ -81,7 +84,6 @@ class Place:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ModuleTrainer, "step", step)
             assert self.job.run() == cli.EXIT_INTERRUPTED
-        self.flags.append("--resume")
 
     def fail(self, owner: Any, name: str, error: Exception, nth: int = 1, writes: bool = True) -> None:
         """Let the nth call of a function that saves write half a file and fail."""
@@ -183,16 +185,37 @@ def started_as(workers: int, **options: Any) -> Callable[[Place], None]:
 
 def no_permission(place: Place) -> None:
     """Root may write anywhere, so the system's refusal is played."""
-    real = os.mkdir
+    real = os.open
 
-    def mkdir(path: Any, *args: Any, **options: Any) -> None:
+    def refusing(path: Any, *args: Any, **options: Any) -> int:
         if "locked" in str(path):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        real(path, *args, **options)
+        return real(path, *args, **options)
 
     (place.root / "locked").mkdir()
     place.set(out=place.root / "locked" / "result")
-    place.patch.setattr(os, "mkdir", mkdir)
+    place.patch.setattr(os, "open", refusing)
+
+
+def mounted(place: Place) -> None:
+    """Only root may mount, so the system's answer is played; tests/base/test_files.py asks it."""
+    place.patch.setattr(preflight, "is_mount_point", lambda folder: folder == place.out)
+
+
+def taken(place: Place) -> None:
+    """Another run writes to the same folder."""
+    place.until_the_end.enter_context(hold(place.out, "another run"))
+
+
+def mixed_checkpoints(place: Place) -> None:
+    """A checkpoint of another recipe, copied among those of this one."""
+    place.set(seed=1)
+    place.interrupt()
+    foreign = (place.root / ".out.work" / "module-0.safetensors").read_bytes()
+    shutil.rmtree(place.root / ".out.work")
+    place.set(seed=0)
+    place.interrupt()
+    place.file(".out.work/module-0.safetensors", foreign)
 
 
 def foreign_files(place: Place) -> None:
@@ -203,6 +226,11 @@ def foreign_files(place: Place) -> None:
 def other_recipe(place: Place) -> None:
     place.interrupt()
     place.set(seed=1, bits="4-4-8")
+
+
+def other_recipe_resumed(place: Place) -> None:
+    other_recipe(place)
+    place.flags.append("--resume")
 
 
 def other_data(place: Place) -> None:
@@ -317,20 +345,24 @@ CASES = [
     Case("out holds other files", foreign_files,
          ("thesis", "not empty", "not written by this command", "→", "nothing was touched")),
     Case("out holds the model", lambda p: p.set(out=p.root), ("contains the --model", "→", "another folder")),
+    Case("out is a mount point", mounted,
+         ("/out is a mount point", "Docker", "→", "folder inside it", "/out/result")),
+    Case("out belongs to another run", taken,
+         ("another run is writing to", "/out", f"process {os.getpid()}", "started", "→", "another folder")),
     Case("cache folder is a file", lambda p: p.set(cache_dir=p.file("a-file", "")),
          ("--cache-dir", "a-file is a file", "→", "folder")),
     Case("disk full at the first checkpoint", full_disk(checkpoint),
          ("no space left", ".out.work", "→", "free")),
-    Case("disk full at a later checkpoint", full_disk(checkpoint, 3), ("no space left", "→", "--resume"),
+    Case("disk full at a later checkpoint", full_disk(checkpoint, 3), ("no space left", "→", "continues"),
          keeps_checkpoints=True),
     Case("disk full at the tensors", full_disk(artifact),
-         ("no space left", "mrem.safetensors", "→", "--resume"),
+         ("no space left", "mrem.safetensors", "→", "continues"),
          keeps_checkpoints=True),
-    Case("disk full at the tokenizer", full_at_the_tokenizer, ("no space left", "/out", "→", "--resume"),
+    Case("disk full at the tokenizer", full_at_the_tokenizer, ("no space left", "/out", "→", "continues"),
          keeps_checkpoints=True),
     Case("disk full at the report",
          lambda p: p.fail(publishing, "write_report", OSError(errno.ENOSPC, "No space left"), writes=False),
-         ("no space left", "/out", "→", "--resume"), keeps_checkpoints=True),
+         ("no space left", "/out", "→", "continues"), keeps_checkpoints=True),
     # recipes and resuming
     Case("recipe file missing", lambda p: p.flags.extend(["--config", "gone.yaml"]),
          ("gone.yaml", "→", "--config")),
@@ -344,11 +376,18 @@ CASES = [
     Case("only a model", without("task", "data"), ("--task, --data must be given", "→", "--model")),
     Case("only data", without("model", "task"), ("--model, --task must be given", "→")),
     Case("no out", without("out"), ("--out must be given", "→")),
-    Case("resumed with another recipe", other_recipe,
-         ("differs", "bits: was '2-2-8', is '4-4-8'", "seed: was 0, is 1", "→", "without --resume")),
-    Case("resumed with other data", other_data, ("differs", "calibration data: was", "→")),
-    Case("resumed with other weights", other_weights, ("differs", "model weights: was", "→")),
-    Case("resumed from a broken checkpoint", broken_checkpoint, ("module-0.safetensors cannot be read", "→")),
+    Case("checkpoints of another recipe", other_recipe,
+         (".out.work", "differs", "kept", "bits: was '2-2-8', is '4-4-8'", "seed: was 0, is 1", "→",
+          "mrem quantize --config", ".out.work/recipe.yaml", "→", "--fresh", "another --out")),
+    Case("resumed with another recipe", other_recipe_resumed,
+         ("differs", "seed: was 0, is 1", "→", "mrem quantize --config", "→", "--fresh")),
+    Case("checkpoints of other data", other_data, ("differs", "calibration data: was", "→", "--fresh")),
+    Case("checkpoints of other weights", other_weights, ("differs", "model weights: was", "→", "--fresh")),
+    Case("a broken checkpoint", broken_checkpoint, ("module-0.safetensors cannot be read", "→", "--fresh")),
+    Case("a checkpoint of another run among the own", mixed_checkpoints,
+         ("module-0.safetensors", "another run", "nothing was restored", "→", "--fresh")),
+    Case("both --resume and --fresh", lambda p: p.flags.extend(["--resume", "--fresh"]),
+         ("usage:", "--fresh: not allowed with argument --resume"), by_argparse=True),
     # the command line itself
     Case("option unknown", lambda p: p.flags.append("--frobnicate"),
          ("usage:", "unrecognized arguments: --frobnicate"), by_argparse=True),
@@ -374,11 +413,13 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
     root = shutil.copytree(template, tmp_path / "case")
     monkeypatch.chdir(root)
-    return Place(root, monkeypatch)
+    place = Place(root, monkeypatch)
+    with place.until_the_end:
+        yield place
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
@@ -401,16 +442,15 @@ def test_a_mistake(case: Case, place: Place, capfd: pytest.CaptureFixture[str]) 
     after = place.tree()
     if case.keeps_checkpoints:
         kept = {name: after.pop(name) for name in list(after) if name.startswith(".out.work")}
-        assert all(re.fullmatch(r"\.out\.work(/run\.json|/[\w-]+\.safetensors)?", name) for name in kept), (
-            kept.keys()
-        )
+        usual = r"\.out\.work(/run\.json|/recipe\.yaml|/command\.txt|/[\w-]+\.safetensors)?"
+        assert all(re.fullmatch(usual, name) for name in kept), kept.keys()
     assert after.keys() == before.keys()
     assert after == before
 
 
 @pytest.mark.parametrize("owner", [checkpoint, artifact], ids=["checkpoint", "tensors"])
 def test_after_a_full_disk_the_run_goes_on(place: Place, owner: Any) -> None:
-    """Once there is space again, --resume ends with the result of a run that was never stopped."""
+    """Once there is space again, the same command ends with the result of a run that was never stopped."""
     place.patch.setattr(publishing, "write_report", lambda *args: None)
     place.job.set(out=place.root / "whole")
     assert place.job.run() == 0
@@ -423,7 +463,7 @@ def test_after_a_full_disk_the_run_goes_on(place: Place, owner: Any) -> None:
     step = ModuleTrainer.step
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ModuleTrainer, "step", lambda *a, **k: steps.append(a[1]) or step(*a, **k))
-        assert place.job.run("--resume") == 0
+        assert place.job.run() == 0
     assert steps == ([0, 1, 2, 3, 4, 5] if owner is checkpoint else [])  # the first module was kept
     name = artifact.TENSORS
     assert (place.out / name).read_bytes() == (place.root / "whole" / name).read_bytes()

@@ -175,17 +175,22 @@ def test_a_users_mistake_is_told_once_and_not_tried_again(workshop: Path) -> Non
     assert not (workshop / "refused").exists()
 
 
-def test_ctrl_c_then_half_a_checkpoint(workshop: Path) -> None:
+def test_ctrl_c_then_half_a_checkpoint(workshop: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (workshop / "asleep").unlink(missing_ok=True)
     process = start(workshop, "stopped", [fault("sleep", 1, 7)], workers=2)
     deadline = time.monotonic() + PATIENCE
     while not (workshop / "asleep").exists() and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
+    assert job(workshop, "stopped", **OPTIONS).run() == cli.EXIT_USER_ERROR  # a second run meanwhile
+    assert f"another run is writing to --out {workshop / 'stopped'}: process {process.pid} on" in (
+        capfd.readouterr().err
+    )
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
     code, said = finish(process)
     assert code == cli.EXIT_INTERRUPTED
-    assert "--resume continues from the last checkpoint" in said
+    recipe = workshop / ".stopped.work" / "recipe.yaml"
+    assert f"to continue: mrem quantize --config {recipe}\n" in said
     assert "Traceback" not in said
     assert "leaked semaphore" not in said
     assert traces(workshop, "stopped") == [".stopped.work"]

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny_bert import WORDS
 from tiny_models import Killed, killed_at_call, save_tiny_classifier
 from torch import nn
 
 from mrem_deploy import pipeline
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.resuming import continue_command
 from mrem_deploy.quant import artifact
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.train import checkpoint
-from mrem_deploy.train.checkpoint import CheckpointStore, flatten_optimizers, restore_optimizers
+from mrem_deploy.train.checkpoint import CheckpointStore, flatten_optimizers, open_store, restore_optimizers
 from mrem_deploy.train.module import ModuleTrainer
 from mrem_deploy.walk import publishing
 
@@ -90,9 +93,103 @@ def test_another_run_is_refused_and_the_difference_named(
         assert word in caught.value.problem
     unchanged = IDENTITY.keys() - change.keys()
     assert not any(f"    {name}: was" in caught.value.problem for name in unchanged)
-    assert "--resume" in caught.value.remedy
+    assert "--fresh" in caught.value.remedy
     # Refused is not lost: the old run can still go on.
     assert CheckpointStore(tmp_path / "work", IDENTITY, resume=True).load("module-0") is not None
+
+
+def test_a_checkpoint_of_another_run_is_never_read(tmp_path: Path) -> None:
+    """However it came there: another process, a copy, a folder that was put together by hand."""
+    other = CheckpointStore(tmp_path / "other", {**IDENTITY, "bits": "2-2-8"}, resume=False)
+    other.save("module-0", tensors(), {"step": 3})
+    store = CheckpointStore(tmp_path / "work", IDENTITY, resume=False)
+    store.save("module-0", tensors(), {})
+    shutil.copy(tmp_path / "other" / "module-0.safetensors", tmp_path / "work")
+    for read in (store.load, store.notes):
+        with pytest.raises(UserError, match=r"module-0\.safetensors was written by another run") as caught:
+            read("module-0")
+        assert "nothing was restored" in caught.value.problem
+        assert "--fresh" in caught.value.remedy
+    assert store.earlier_seconds == 0.0
+
+
+def test_equal_identities_are_one_however_they_are_written(tmp_path: Path) -> None:
+    """Python has 2 == 2.0, and a command line reads what Python was given as 2 as 2.0."""
+    CheckpointStore(tmp_path / "work", {"epochs": 2}, resume=False).save("a", tensors(1.0), {})
+    for number in range(2):
+        store = CheckpointStore(tmp_path / "work", {"epochs": 2.0}, resume=True)
+        assert store.load("a") is not None, number
+        store.save("a", tensors(2.0), {})
+
+
+def test_a_checkpoint_that_names_no_run_is_never_read(tmp_path: Path) -> None:
+    """As earlier versions wrote them."""
+    store = CheckpointStore(tmp_path / "work", IDENTITY, resume=False)
+    for about in ({"notes": json.dumps({"step": 1, "elapsed": 0.0})}, None):
+        store.save("module-0", tensors(), {})
+        save_file({"matrix": tensors()["matrix"]}, tmp_path / "work" / "module-0.safetensors", metadata=about)
+        with pytest.raises(UserError, match="does not say which run wrote it"):
+            store.load("module-0")
+
+
+def test_checkpoints_without_the_identity_of_their_run_are_kept(tmp_path: Path) -> None:
+    CheckpointStore(tmp_path / "work", IDENTITY, resume=False).save("module-0", tensors(), {})
+    (tmp_path / "work" / "run.json").unlink()
+    with pytest.raises(UserError, match=r"run\.json cannot be read"):
+        CheckpointStore(tmp_path / "work", IDENTITY, resume=True)
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["module-0.safetensors"]
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "3", "\ud800"])
+def test_an_identity_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    CheckpointStore(tmp_path / "work", IDENTITY, resume=False).save("module-0", tensors(), {})
+    (tmp_path / "work" / "run.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(UserError, match=r"run\.json cannot be read"):
+        CheckpointStore(tmp_path / "work", IDENTITY, resume=True)
+
+
+def test_a_kill_before_the_first_checkpoint_leaves_nothing_to_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who the checkpoints belong to is written first: none is ever there without it."""
+
+    def look(*_: Any, **__: Any) -> None:
+        assert [path.name for path in (tmp_path / "work").glob("[!.]*")] == ["run.json"]
+        raise KeyboardInterrupt
+
+    store = CheckpointStore(tmp_path / "work", IDENTITY, resume=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", look)
+        with pytest.raises(KeyboardInterrupt):
+            store.save("module-0", tensors(), {})
+    assert list(tmp_path.iterdir()) == []  # an interruption leaves nothing; a kill would leave this:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "run.json").write_text(json.dumps(IDENTITY))
+    other = CheckpointStore(tmp_path / "work", {**IDENTITY, "bits": "2-2-8"}, resume=True)
+    assert not other.resumed
+    assert not (tmp_path / "work").exists()
+
+
+def test_what_is_found_and_what_becomes_of_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, beside = tmp_path / "result", {"command.txt": "mrem quantize --config x\n"}
+
+    def opened(identity: dict[str, Any] = IDENTITY, **options: bool) -> str:
+        store = open_store(out, identity, beside, **options)
+        store.save("module-0", tensors(), {})
+        return capsys.readouterr().err
+
+    assert opened() == ""
+    shutil.rmtree(tmp_path / ".result.work")
+    assert "found no interrupted run" in opened(resume=True)
+    assert "continuing the interrupted run" in opened()
+    assert "--fresh" in opened(resume=True)
+    with pytest.raises(UserError, match=r"bits: was '4-4-8', is '2-2-8'") as caught:
+        opened({**IDENTITY, "bits": "2-2-8"})
+    assert "to continue that run: mrem quantize --config x" in caught.value.remedy
+    assert "removed the checkpoints" in opened({**IDENTITY, "bits": "2-2-8"}, fresh=True)
+    assert continue_command(out) == "mrem quantize --config x"
 
 
 def test_a_kill_while_writing_leaves_the_previous_checkpoint(
@@ -148,6 +245,21 @@ def test_nothing_is_left_when_the_result_is_written(tmp_path: Path) -> None:
     store.save("module-0", tensors(), {})
     store.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_checkpoints_go_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill while they are removed must not leave some of them: they would be taken for an earlier state."""
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    store = CheckpointStore(tmp_path / "work", IDENTITY, resume=False)
+    store.save("module-0", tensors(), {})
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(Killed):
+            store.remove()
+    assert not (tmp_path / "work").exists()
 
 
 def make_optimizers() -> tuple[list[nn.Parameter], list[torch.optim.Optimizer]]:
@@ -225,17 +337,17 @@ def test_a_killed_run_resumes_to_the_same_result_and_refuses_changes(
         pipeline.run(recipe)
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match=r"lr: was 0\.001, is 0\.002"):
-        pipeline.run(replace(recipe, lr=2e-3), resume=True)
+        pipeline.run(replace(recipe, lr=2e-3))
     text = (tmp_path / "train.jsonl").read_text()
     (tmp_path / "train.jsonl").write_text(text.replace("film", "actor", 1))
     with pytest.raises(UserError, match="calibration data: was"):
-        pipeline.run(recipe, resume=True)
+        pipeline.run(recipe)
     (tmp_path / "train.jsonl").write_text(text)
     weights = tmp_path / "model" / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-4] + b"\x00\x00\x80\x3f")  # one weight becomes 1.0
     with pytest.raises(UserError, match="model weights: was"):
-        pipeline.run(recipe, resume=True)
+        pipeline.run(recipe)
     weights.write_bytes(content)
     taken: list[int] = []
     step = ModuleTrainer.step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from tiny_job import job_in as job
 from tiny_job import workshop_in
 
-from mrem_deploy import pipeline
+from mrem_deploy import __main__, pipeline, quantize
 from mrem_deploy.base import cli
 from mrem_deploy.quant import artifact
 from mrem_deploy.train import checkpoint, rem, streams
@@ -148,27 +149,114 @@ def test_a_killed_process_is_continued_by_another(workshop: Path, uninterrupted:
     assert done.returncode == -signal.SIGKILL
     assert (out / artifact.TENSORS).read_bytes() == old
     assert sorted(path.name for path in (workshop / ".killed.work").iterdir()) == [
+        "command.txt",
         "module-0.safetensors",
         "module-1.safetensors",
+        "recipe.yaml",
         "run.json",
     ]
-    assert job(workshop, "killed", **LONG).run("--resume") == 0
+    recipe = workshop / ".killed.work" / "recipe.yaml"
+    assert cli.run(quantize.main, ["--config", str(recipe), "--resume"]) == 0
     assert (out / artifact.TENSORS).read_bytes() == uninterrupted["mrem-s"]
     assert [path.name for path in workshop.iterdir() if "killed" in path.name] == ["killed"]
 
 
-def test_without_resume_a_run_starts_afresh(
-    workshop: Path, uninterrupted: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ModuleTrainer, "step", at_call(15, ModuleTrainer.step))
-        assert job(workshop, "afresh", **LONG).run() == cli.EXIT_INTERRUPTED
-    steps: list[int] = []
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps that are trained from now on."""
+    taken: list[int] = []
     step = ModuleTrainer.step
-    monkeypatch.setattr(ModuleTrainer, "step", lambda *a, **k: steps.append(a[1]) or step(*a, **k))
-    assert job(workshop, "afresh", **LONG).run() == 0
+    monkeypatch.setattr(ModuleTrainer, "step", lambda *a, **k: taken.append(a[1]) or step(*a, **k))
+    return taken
+
+
+def interrupted(workshop: Path, out: str, call: int = 15) -> None:
+    """An interrupted run; 15: after four steps of the second module, of which the first four are kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModuleTrainer, "step", at_call(call, ModuleTrainer.step))
+        assert job(workshop, out, **LONG).run() == cli.EXIT_INTERRUPTED
+
+
+def test_the_same_command_continues_and_says_so(
+    workshop: Path, uninterrupted: dict[str, bytes], steps: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupted(workshop, "same")
+    steps.clear()
+    assert job(workshop, "same", **LONG).run() == 0
+    said = capsys.readouterr().err
+    assert f"continuing the interrupted run from its checkpoints in {workshop / '.same.work'}" in said
+    assert steps == [*range(4, STEPS)]
+    assert (workshop / "same" / artifact.TENSORS).read_bytes() == uninterrupted["mrem-s"]
+
+
+def test_fresh_starts_over_and_says_so(
+    workshop: Path, uninterrupted: dict[str, bytes], steps: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupted(workshop, "afresh")
+    steps.clear()
+    assert job(workshop, "afresh", **LONG).run("--fresh") == 0
+    assert f"removed the checkpoints of an interrupted run in {workshop}" in capsys.readouterr().err
     assert steps == [*range(STEPS), *range(STEPS)]
     assert (workshop / "afresh" / artifact.TENSORS).read_bytes() == uninterrupted["mrem-s"]
+
+
+def test_the_printed_command_continues_from_any_folder(
+    workshop: Path,
+    tmp_path: Path,
+    uninterrupted: dict[str, bytes],
+    steps: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Relative paths, as people type them; the command works elsewhere too, and its recipe is complete."""
+    monkeypatch.chdir(workshop)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModuleTrainer, "step", at_call(15, ModuleTrainer.step))
+        given = job(Path(), "told me", **LONG).argv()
+        assert __main__.main(["quantize", *given]) == cli.EXIT_INTERRUPTED
+    said = capsys.readouterr().err
+    command = shlex.split(said[said.index("mrem quantize --config") :].splitlines()[0])
+    assert command == ["mrem", "quantize", "--config", str(workshop / ".told me.work" / "recipe.yaml")]
+    monkeypatch.chdir(tmp_path)
+    steps.clear()
+    assert __main__.main(command[1:]) == 0
+    assert steps == [*range(4, STEPS)]
+    assert (workshop / "told me" / artifact.TENSORS).read_bytes() == uninterrupted["mrem-s"]
+
+
+def test_without_a_checkpoint_no_command_is_printed(
+    workshop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModuleTrainer, "step", at_call(2, ModuleTrainer.step))
+        argv = job(workshop, "early", **LONG).argv()
+        assert __main__.main(["quantize", *argv]) == cli.EXIT_INTERRUPTED
+    said = capsys.readouterr().err
+    assert "interrupted before the first checkpoint" in said
+    assert "--config" not in said
+    assert [path.name for path in workshop.iterdir() if "early" in path.name] == []
+
+
+def test_two_runs_do_not_mix(
+    workshop: Path, uninterrupted: dict[str, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second one, of another recipe, starts while the first one trains: it is refused at once."""
+    step, codes = ModuleTrainer.step, []
+
+    def meanwhile(*args: Any, **options: Any) -> Any:
+        if not codes:
+            codes.append(None)
+            codes.append(job(workshop, "shared", **LONG, seed=1).run("--fresh"))
+        return step(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModuleTrainer, "step", meanwhile)
+        assert job(workshop, "shared", **LONG).run() == 0
+    assert codes[1] == cli.EXIT_USER_ERROR
+    assert f"another run is writing to --out {workshop / 'shared'}: process {os.getpid()}" in (
+        capsys.readouterr().err
+    )
+    assert (workshop / "shared" / artifact.TENSORS).read_bytes() == uninterrupted["mrem-s"]
 
 
 def test_a_cache_on_disk_gives_the_same_bits_and_is_removed(

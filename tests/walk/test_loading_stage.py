@@ -18,7 +18,7 @@ from mrem_deploy.preflight import check_model
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.walk import publishing
 from mrem_deploy.walk.loading import Loaded, load
-from mrem_deploy.walk.state import Run
+from mrem_deploy.walk.state import Begin, Run
 
 METHODS = ("mrem-s", "mrem-p", "rem", "ptq", "qat")
 
@@ -37,7 +37,7 @@ def loaded(workshop: Path, **options: Any) -> Loaded:
         "modules": "2",
     } | options
     recipe = Recipe(model=str(workshop / "model"), data=str(workshop / "data"), **values)
-    with Run.start(recipe, workshop / "out", resume=False) as run:
+    with Run.start(recipe, workshop / "out", Begin()) as run:
         return load(run)
 
 
