@@ -19,13 +19,21 @@ PATIENCE = 120.0  # seconds
 LAST = 19  # turn
 
 
+class Setting:
+    """Where the parcels are, and how they travel."""
+
+    device = CPU
+    direct = True  # on GPUs: by NCCL, else staged in pinned memory
+
+
 def parcel_of(turn: int) -> Parcel:
-    """Every number in it tells the turn; its shape changes from turn to turn."""
-    tokens = 2 + turn % 3
+    """Every number in it tells the turn; its shape changes from turn to turn. On a GPU it is large enough for
+    a transfer to be under way while the next one is made."""
+    sentences, tokens, width = (3, 2 + turn % 3, 4) if Setting.device == CPU else (32, 64 + turn % 3, 768)
     return Parcel(
-        torch.full((3, tokens, 4), float(turn)),
-        torch.full((3, tokens, 4), turn + 0.5),
-        torch.full((3, tokens), turn, dtype=torch.int64),
+        torch.full((sentences, tokens, width), float(turn), device=Setting.device),
+        torch.full((sentences, tokens, width), turn + 0.5, device=Setting.device),
+        torch.full((sentences, tokens), turn, dtype=torch.int64, device=Setting.device),
     )
 
 
@@ -35,9 +43,16 @@ def turn_of(parcel: Parcel) -> int:
     return turn if all(map(torch.equal, parcel, parcel_of(turn))) else -1
 
 
-def exercise() -> dict[str, Any]:
-    """All that is tried, one edge after another; everyone's results, by rank."""
+def exercise(kind: str = "cpu", direct: bool = True) -> dict[str, Any]:
+    """All that is tried, one edge after another; everyone's results, by rank.
+
+    With kind "cuda" each rank has a GPU, or both share one, over which NCCL does not work (`direct`).
+    """
     with crew_of(PATIENCE) as crew:
+        if kind == "cuda":
+            Setting.device = torch.device("cuda", crew.rank % torch.cuda.device_count())
+            torch.cuda.set_device(Setting.device)
+        Setting.direct = direct
         came = {"free": _free(crew), "lossless": _lossless(crew), "given up": _give_up(crew)}
         return {"ranks": crew.exchange("the results", came)}
 
@@ -50,10 +65,11 @@ class Side:
         self.queue: StaleQueue[Parcel] = StaleQueue(capacity)
         self.seen: list[int] = []
         self.done = False
-        wire = Wire.connect(0, 1, CPU, timedelta(seconds=PATIENCE))
-        self.sender = EdgeSender(wire, self.mail, CPU)
+        device = Setting.device
+        wire = Wire.connect(0, 1, device if Setting.direct else CPU, timedelta(seconds=PATIENCE))
+        self.sender = EdgeSender(wire, self.mail, device)
         self.receiver = EdgeReceiver(
-            wire, self.queue, lambda: (len(self.seen), self.done), lossless, self.mail, CPU, torch.float32
+            wire, self.queue, lambda: (len(self.seen), self.done), lossless, self.mail, device, torch.float32
         )
         self.own = self.sender if crew.leads else self.receiver
         self.own.start()

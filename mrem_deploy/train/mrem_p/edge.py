@@ -10,6 +10,11 @@ that the run is over. (A thread left inside a call would abort the process at it
 
 On GPUs the tensors go from device to device by NCCL, announced over gloo first: a receive without a
 sender would occupy the GPU. Without NCCL they are staged in pinned host memory.
+
+Note: each thread has a CUDA stream of its own, next to the stream that trains. torch reuses a tensor's memory
+on the stream that allocated it as soon as nobody holds the tensor, and NCCL's calls return when they are
+queued. So the sender holds a parcel until its stream has sent it, and the receiver tells torch that the
+training stream reads what it has received.
 """
 
 from __future__ import annotations
@@ -92,6 +97,8 @@ class _Thread(ABC):
         self._mail, self._device = mail, device
         self._abandoned = False
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # This runs in the thread that trains.
+        self._training = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._thread = threading.Thread(target=self._guarded, name=name, daemon=True)
 
     def start(self) -> None:
@@ -108,6 +115,8 @@ class _Thread(ABC):
 
     def _guarded(self) -> None:
         try:
+            if self._stream is not None:
+                torch.cuda.set_device(self._stream.device)  # a new thread begins on device 0
             with torch.cuda.stream(self._stream):  # nothing where there is no GPU
                 self._run()
         except BaseException as error:  # noqa: BLE001 (the main thread raises it)
@@ -176,9 +185,11 @@ class EdgeSender(_Thread):
         self._announce(Kind.PARCEL, turn, tuple(parcel.clean.shape))
         for tensor in parcel:
             if self.wire.tensors is not None:
-                dist.send(tensor, self.wire.receiver, group=self.wire.tensors)
+                dist.send(tensor.contiguous(), self.wire.receiver, group=self.wire.tensors)
             else:
                 dist.send(self._on_host(tensor), self.wire.receiver, group=self.wire.announce)
+        if self._stream is not None:
+            self._stream.synchronize()  # only then may the parcel be dropped
 
     def _on_host(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._stream is None:
@@ -246,6 +257,7 @@ class EdgeReceiver(_Thread):
             dist.recv(tensor, self.wire.sender, group=self.wire.announce)
             tensor = tensor.to(self._device, non_blocking=True)
         if self._stream is not None:
+            tensor.record_stream(self._training)  # it was allocated on this thread's stream
             self._stream.synchronize()  # the training runs on another stream and must find it complete
         return tensor
 
