@@ -5,7 +5,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstdint>
+#include <initializer_list>
 #include <optional>
+#include <sstream>
 #include <string>
 
 #include "dispatch.h"
@@ -23,10 +26,17 @@ constexpr int kInterface = 3;
 using Codes = py::array_t<std::int8_t, py::array::c_style>;
 using Bytes = py::array_t<std::uint8_t, py::array::c_style>;
 
+// A sequence of texts and numbers is put together only if it is needed: most calls are right.
+template <class... Parts>
+void require(bool holds, const Parts&... parts) {
+    if (holds) return;
+    std::ostringstream message;
+    (message << ... << parts);
+    throw py::value_error(message.str());
+}
+
 void require_packable(int bits) {
-    if (!mrem::is_packable(bits)) {
-        throw py::value_error("bits must be 2, 3, 4 or 8, but is " + std::to_string(bits));
-    }
+    require(mrem::is_packable(bits), "bits must be 2, 3, 4 or 8, but is ", bits);
 }
 
 Bytes pack(const Codes& codes, int bits) {
@@ -44,12 +54,10 @@ Bytes pack(const Codes& codes, int bits) {
 
 Codes unpack(const Bytes& packed, int bits, py::ssize_t count) {
     require_packable(bits);
-    if (count < 0) throw py::value_error("count must not be negative, but is " + std::to_string(count));
+    require(count >= 0, "count must not be negative, but is ", count);
     const auto needed = mrem::packed_size(static_cast<std::size_t>(count), bits);
-    if (static_cast<std::size_t>(packed.size()) != needed) {
-        throw py::value_error("expected " + std::to_string(needed) + " packed bytes, but there are " +
-                              std::to_string(packed.size()));
-    }
+    require(static_cast<std::size_t>(packed.size()) == needed, "expected ", needed,
+            " packed bytes, but there are ", packed.size());
     Codes codes(count);
     const std::uint8_t* from = packed.data();
     std::int8_t* to = codes.mutable_data();
@@ -66,15 +74,75 @@ using Floats = py::array_t<float>;                     // any strides
 using Plain = py::array_t<float, py::array::c_style>;  // contiguous; noconvert() refuses others
 constexpr py::ssize_t kFloat = sizeof(float);
 
+constexpr int kMostThreads = 1024;  // MOST_THREADS in ops.py
+constexpr int kMostIterations = 1000;
+
 std::size_t size_of(const py::array& array) { return static_cast<std::size_t>(array.size()); }
 
-void require(bool holds, const std::string& what) {
-    if (!holds) throw py::value_error(what);
+void require_range(const char* name, int value, int least, int most) {
+    require(value >= least && value <= most, name, " must be ", least, " to ", most, ", but is ", value);
 }
 
+void require_grid(int low, int high) {
+    require(low <= high, "low must not exceed high, but they are ", low, " and ", high);
+}
+
+// The bytes that an array's elements span, from the first to behind the last.
+struct Span {
+    std::uintptr_t begin, end;
+};
+
+Span span_of(const py::array& array) {
+    const auto data = reinterpret_cast<std::uintptr_t>(array.data());
+    if (array.size() == 0) return {data, data};
+    Span span{data, data + static_cast<std::uintptr_t>(array.itemsize())};
+    for (py::ssize_t i = 0; i < array.ndim(); ++i) {
+        const py::ssize_t reach = (array.shape(i) - 1) * array.strides(i);
+        (reach < 0 ? span.begin : span.end) += static_cast<std::uintptr_t>(reach);  // wraps, as it should
+    }
+    return span;
+}
+
+// An argument by its name in messages; `array` may be null: not given.
+struct Named {
+    const char* name;
+    const py::array* array;
+};
+
+void require_aligned(const Named& argument) {
+    const auto address = reinterpret_cast<std::uintptr_t>(argument.array->data());
+    require(address % alignof(float) == 0, argument.name, " must be aligned to ", alignof(float),
+            " bytes, but its address is ", address % alignof(float), " past that");
+}
+
+// What every call needs: aligned floats, outputs that may be written, and no output over another array. An
+// output may be exactly `same`, element by element.
+void require_memory(std::initializer_list<Named> inputs, std::initializer_list<Named> outputs,
+                    const py::array* same = nullptr) {
+    for (const Named& input : inputs) {
+        if (input.array != nullptr) require_aligned(input);
+    }
+    const Named* others = outputs.begin();
+    for (const Named& output : outputs) {
+        require_aligned(output);
+        require(output.array->writeable(), output.name, " must be writable, but is read-only");
+        const auto require_apart = [&](const Named& other) {
+            const Span one = span_of(*output.array), two = span_of(*other.array);
+            const bool in_place = other.array == same && one.begin == two.begin && one.end == two.end;
+            require(in_place || one.end <= two.begin || two.end <= one.begin, output.name,
+                    " must not overlap ", other.name, ", but shares memory with it");
+        };
+        for (const Named& input : inputs) {
+            if (input.array != nullptr) require_apart(input);
+        }
+        for (const Named* other = others; other != &output; ++other) require_apart(*other);
+    }
+}
+
+const py::array* given(const std::optional<Plain>& array) { return array ? &*array : nullptr; }
+
 void require_size(const char* name, const py::array& array, std::size_t expected) {
-    require(size_of(array) == expected, std::string(name) + " must have " + std::to_string(expected) +
-                                            " elements, but has " + std::to_string(array.size()));
+    require(size_of(array) == expected, name, " must have ", expected, " elements, but has ", array.size());
 }
 
 // A view for training.h. Dimensions are merged where memory allows, so that any contiguous array fits.
@@ -113,9 +181,12 @@ mrem::View view_of(const Floats& x) {
 mrem::Scales scales_of(const Plain& scales, const mrem::View& x, const Floats& array) {
     const std::size_t count = size_of(scales);
     if (count != 1) {
-        const auto columns = static_cast<std::size_t>(array.shape(array.ndim() - 1));
+        require(array.ndim() >= 1, "an array without dimensions has one scale, but there are ", count);
         require(x.contiguous(), "one scale for each row needs a contiguous array");
-        require(count * columns == x.size(), "expected one scale, or one for each row");
+        const auto columns = static_cast<std::size_t>(array.shape(array.ndim() - 1));
+        const std::size_t rows = x.size() / columns;
+        require(count == rows, "expected one scale, or one for each of ", rows, " rows, but there are ",
+                count);
     }
     return {scales.data(), count};
 }
@@ -130,6 +201,9 @@ mrem::View rows_of(const Floats& array, const mrem::View& x, std::size_t scales)
 
 void quantize(const Floats& x, const Plain& scale, int low, int high, bool dequantize, Plain out,
               int threads) {
+    require_range("threads", threads, 1, kMostThreads);
+    require_grid(low, high);
+    require_memory({{"x", &x}, {"scale", &scale}}, {{"out", &out}});
     const mrem::View view = view_of(x);
     const mrem::Scales scales = scales_of(scale, view, x);
     require_size("out", out, view.size());
@@ -143,6 +217,10 @@ void quantize(const Floats& x, const Plain& scale, int low, int high, bool dequa
 
 void quantize_backward(const Plain& grad, const Floats& x, const Plain& scale, int low, int high,
                        Plain grad_x, Plain grad_scale, int threads) {
+    require_range("threads", threads, 1, kMostThreads);
+    require_grid(low, high);
+    require_memory({{"grad", &grad}, {"x", &x}, {"scale", &scale}},
+                   {{"grad_x", &grad_x}, {"grad_scale", &grad_scale}}, &grad);
     const mrem::View view = view_of(x);
     const mrem::Scales scales = scales_of(scale, view, x);
     require_size("grad", grad, view.size());
@@ -159,6 +237,9 @@ void quantize_backward(const Plain& grad, const Floats& x, const Plain& scale, i
 
 void quantize_by_threshold(const Floats& weight, const Plain& threshold, int inner, int outer,
                            const std::optional<Plain>& factor, Plain out, int threads) {
+    require_range("threads", threads, 1, kMostThreads);
+    require_memory({{"weight", &weight}, {"threshold", &threshold}, {"factor", given(factor)}},
+                   {{"out", &out}});
     const mrem::View view = view_of(weight);
     const mrem::Scales thresholds = scales_of(threshold, view, weight);
     require_size("out", out, view.size());
@@ -173,7 +254,9 @@ void quantize_by_threshold(const Floats& weight, const Plain& threshold, int inn
 }
 
 void scale_product(Plain product, const Plain& scale, const std::optional<Plain>& bias, int threads) {
-    require(product.ndim() >= 1 && product.size() > 0, "the product is empty");
+    require_range("threads", threads, 1, kMostThreads);
+    require_memory({{"scale", &scale}, {"bias", given(bias)}}, {{"product", &product}});
+    require(product.ndim() >= 1 && product.size() > 0, "the product must have a dimension and elements");
     const auto columns = static_cast<std::size_t>(product.shape(product.ndim() - 1));
     const bool one_scale = scale.size() == 1;
     if (!one_scale) require_size("scale", scale, columns);
@@ -191,7 +274,7 @@ struct Matrix {
 };
 
 Matrix matrix_of(const Plain& weight) {
-    require(weight.ndim() >= 1 && weight.size() > 0, "the weight is empty");
+    require(weight.ndim() >= 1 && weight.size() > 0, "the weight must have a dimension and elements");
     const auto columns = static_cast<std::size_t>(weight.shape(weight.ndim() - 1));
     return {size_of(weight) / columns, columns};
 }
@@ -199,6 +282,8 @@ Matrix matrix_of(const Plain& weight) {
 // twn or midrise, which have the same signature
 template <auto Op>
 void threshold_and_scale(const Plain& weight, bool per_row, Plain threshold, Plain scale, int threads) {
+    require_range("threads", threads, 1, kMostThreads);
+    require_memory({{"weight", &weight}}, {{"threshold", &threshold}, {"scale", &scale}});
     const Matrix shape = matrix_of(weight);
     const std::size_t count = per_row ? shape.rows : 1;
     require_size("threshold", threshold, count);
@@ -212,6 +297,11 @@ void threshold_and_scale(const Plain& weight, bool per_row, Plain threshold, Pla
 
 void laq(const Plain& weight, const Plain& start, const std::optional<Plain>& diagonal, int low, int high,
          int iterations, bool per_row, Plain scale, int threads) {
+    require_range("threads", threads, 1, kMostThreads);
+    require_range("iterations", iterations, 0, kMostIterations);
+    require_grid(low, high);
+    require_memory({{"weight", &weight}, {"start", &start}, {"diagonal", given(diagonal)}},
+                   {{"scale", &scale}});
     const Matrix shape = matrix_of(weight);
     const std::size_t count = per_row ? shape.rows : 1;
     require_size("start", start, count);

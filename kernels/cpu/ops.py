@@ -20,6 +20,7 @@ from mrem_deploy.numerics import Grid
 
 Tensor = torch.Tensor
 MOST_STRIDED = 4  # dimensions of an array that the extension reads in place
+MOST_THREADS = 1024  # kMostThreads in bindings.cpp
 
 
 def _load() -> Any:
@@ -40,6 +41,10 @@ def serves(*tensors: Tensor | None) -> bool:
 
 def _serves_operands(left: Quantized, right: Quantized, *tensors: Tensor | None) -> bool:
     return serves(left.scale, left.threshold, right.scale, right.threshold, *tensors)
+
+
+def _threads() -> int:
+    return min(torch.get_num_threads(), MOST_THREADS)
 
 
 def _array(x: Tensor) -> Any:
@@ -64,7 +69,7 @@ def _quantized(x: Tensor, scale: Tensor, grid: Grid, dequantize: bool) -> Tensor
     """The integers of x, or the values that they stand for; contiguous."""
     out = torch.empty(x.shape)
     x = _readable(x, rows=scale.numel() != 1)
-    _cpu.quantize(_array(x), _plain(scale), *_bounds(grid), dequantize, out.numpy(), torch.get_num_threads())
+    _cpu.quantize(_array(x), _plain(scale), *_bounds(grid), dequantize, out.numpy(), _threads())
     return out
 
 
@@ -78,7 +83,7 @@ def _operand(x: Tensor, how: Quantized, dequantize: bool) -> Tensor:
     out = torch.empty(x.shape)
     factor = _plain(scale) if dequantize else None
     levels = grid.inner, grid.high
-    threads = torch.get_num_threads()
+    threads = _threads()
     _cpu.quantize_by_threshold(_plain(x), _plain(threshold), *levels, factor, out.numpy(), threads)
     return out
 
@@ -101,7 +106,7 @@ def _backward_into(by_quantized: Tensor, x: Tensor, how: Quantized) -> Tensor:
     array = by_quantized.numpy()
     x = _readable(x, rows=scale.numel() != 1)
     _cpu.quantize_backward(
-        array, _array(x), _plain(scale), *_bounds(grid), array, grad_scale.numpy(), torch.get_num_threads()
+        array, _array(x), _plain(scale), *_bounds(grid), array, grad_scale.numpy(), _threads()
     )
     return grad_scale
 
@@ -109,9 +114,7 @@ def _backward_into(by_quantized: Tensor, x: Tensor, how: Quantized) -> Tensor:
 def _scale_once(product: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     """Rule 3 of the reference, in place."""
     scales = left.detach().reshape(-1) * right.detach().reshape(-1)
-    _cpu.scale_product(
-        product.numpy(), scales.numpy(), None if bias is None else _plain(bias), torch.get_num_threads()
-    )
+    _cpu.scale_product(product.numpy(), scales.numpy(), None if bias is None else _plain(bias), _threads())
     return product
 
 
@@ -132,7 +135,7 @@ def fake_quant_backward(grad: Tensor, x: Tensor, scale: Tensor, grid: Grid) -> t
         *_bounds(grid),
         grad_x.numpy(),
         grad_scale.numpy(),
-        torch.get_num_threads(),
+        _threads(),
     )
     return grad_x, grad_scale
 
@@ -218,7 +221,7 @@ def midrise(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
 def _threshold_and_scale(op: Any, weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
     shape = (*weight.shape[:-1], 1) if per_row else ()
     threshold, scale = torch.empty(shape), torch.empty(shape)
-    op(_plain(weight), per_row, threshold.numpy(), scale.numpy(), torch.get_num_threads())
+    op(_plain(weight), per_row, threshold.numpy(), scale.numpy(), _threads())
     return threshold, scale
 
 
@@ -237,6 +240,6 @@ def laq(
         iterations,
         per_row,
         scale.numpy(),
-        torch.get_num_threads(),
+        _threads(),
     )
     return scale
