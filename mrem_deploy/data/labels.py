@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.data.sources import listing
+from mrem_deploy.data.table_files import listing
 from mrem_deploy.data.tasks import Task
 
+MOST_DIGITS = 9  # of a label that is a number
 CLASSES = ("classification", "token-classification")  # kinds whose labels have names
 
 
@@ -36,13 +37,13 @@ def label_order(names: Sequence[str], model_config: Any, task: Task) -> np.ndarr
         )
     if task.kind not in CLASSES or not names:
         return np.zeros(0, dtype=np.int64)
-    index = {_spelling(name): i for i, name in enumerate(theirs)}
+    index = {spelling(name): i for i, name in enumerate(theirs)}
     fits = len(names) == len(theirs) or (len(names) < len(theirs) and not task.labels)
-    if fits and all(_spelling(name) in index for name in names):
-        return np.array([index[_spelling(name)] for name in names], dtype=np.int64)
-    if fits and all(name.isdecimal() and int(name) < len(theirs) for name in names):
+    if fits and all(spelling(name) in index for name in names):
+        return np.array([index[spelling(name)] for name in names], dtype=np.int64)
+    if fits and all(is_number(name) and int(name) < len(theirs) for name in names):
         return np.array([int(name) for name in names], dtype=np.int64)
-    nameless = all(re.fullmatch(rf"(label_)?{i}", _spelling(name)) for i, name in enumerate(theirs))
+    nameless = all(re.fullmatch(rf"(label_)?{i}", spelling(name)) for i, name in enumerate(theirs))
     if nameless and len(names) == len(theirs) and not any(name.isdecimal() for name in names):
         return np.arange(len(names), dtype=np.int64)
     raise UserError(
@@ -53,5 +54,11 @@ def label_order(names: Sequence[str], model_config: Any, task: Task) -> np.ndarr
     )
 
 
-def _spelling(name: str) -> str:
+def spelling(name: str) -> str:
+    """Case, spaces, - and _ do not matter."""
     return re.sub(r"[\s_-]+", "_", name.strip().casefold())
+
+
+def is_number(name: str) -> bool:
+    """Whether a label is a number that can stand for an output of a model."""
+    return name.isdecimal() and len(name) <= MOST_DIGITS

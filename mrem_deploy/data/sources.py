@@ -7,7 +7,7 @@ in GLUE is a character of the sentence; a parser that interprets quotes loses th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.outside import path_of
 from mrem_deploy.data.table_files import (
     FIRST_ROW,
     SUFFIXES,
@@ -23,6 +24,7 @@ from mrem_deploy.data.table_files import (
     Table,
     Wanted,
     _not_empty,
+    listing,
     read_files,
     squeeze,
 )
@@ -74,9 +76,14 @@ def open_source(data: str, naming: Naming, role: str = "both") -> Source:
 
     `role`: "both", or "train" or "evaluation" if the other split is somewhere else.
     """
-    path = Path(data).expanduser()
+    path = path_of("--eval-data" if role == "evaluation" else "--data", data)
     if path.is_dir():
         return _open_folder(path, naming, role)
+    if path.exists() and not path.is_file():
+        raise UserError(
+            f"Expected a file or folder at {data}; it is a device, pipe or socket.",
+            "Files are read several times: copy the data into an ordinary file.",
+        )
     if path.exists():
         part = partial(read_files, [path], naming)
         if role == "evaluation":
@@ -91,14 +98,19 @@ def open_source(data: str, naming: Naming, role: str = "both") -> Source:
 
 
 def _open_folder(folder: Path, naming: Naming, role: str) -> Source:
-    entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    for inner in entries:
-        if naming.folder and inner.is_dir() and squeeze(inner.name) == squeeze(naming.folder):
-            return _open_folder(inner, naming, role)
     names = {
         name for layout in naming.layouts for name in (layout.train, *chain(*layout.evaluation.values()))
     }
-    files = {name: found for name in names if (found := files_of(folder, name, naming.suffixes))}
+    try:
+        entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+        for inner in entries:
+            if naming.folder and squeeze(inner.name) == squeeze(naming.folder) and inner.is_dir():
+                return _open_folder(inner, naming, role)
+        files = {name: found for name in names if (found := files_of(folder, name, naming.suffixes))}
+    except OSError as error:
+        raise UserError(
+            f"The folder {folder} cannot be read: {error.strerror or error}.", "Check its permissions."
+        ) from error
     parts: dict[str, Part] = {name: partial(read_files, found, naming) for name, found in files.items()}
     return _arrange(str(folder), parts, [path.name for path in entries], naming, role)
 
@@ -209,10 +221,3 @@ def _split_of(path: Path, naming: Naming) -> str:
     """The split of a file, if its name says it, like dev_mismatched.tsv; else the first one."""
     splits = (item for layout in naming.layouts for item in layout.evaluation.items())
     return next((split for split, choices in splits if path.stem in choices), naming.eval_splits[0])
-
-
-def listing(names: Sequence[str], most: int = 12) -> str:
-    """Names for a message, at most `most` of them."""
-    return (
-        ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "nothing"
-    )

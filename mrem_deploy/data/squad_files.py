@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.outside import shown
 from mrem_deploy.base.progress import say
-from mrem_deploy.data.table_files import Malformed, Table
+from mrem_deploy.data.table_files import Malformed, Table, parse_json
 
 LAYOUT = '{"data": [{"paragraphs": [{"context": …, "qas": [{"id": …, "question": …, "answers": […]}]}]}]}'
 
@@ -32,7 +33,7 @@ def read_official(path: Path, unanswerable: bool) -> dict[str, list[Any]] | None
         return None
     text = path.read_text(encoding="utf-8-sig")
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except json.JSONDecodeError as error:
         if error.msg == "Extra data" and error.lineno > 1:  # one object per line
             return None
@@ -41,7 +42,7 @@ def read_official(path: Path, unanswerable: bool) -> dict[str, list[Any]] | None
     if isinstance(content, list) or (isinstance(content, dict) and "question" in content):
         return None
     if not isinstance(content, dict) or "data" not in content:
-        keys = ", ".join(map(repr, content)) if isinstance(content, dict) else repr(content)
+        keys = shown(list(content)) if isinstance(content, dict) else shown(content)
         raise Malformed(f"expected SQuAD's layout, {LAYOUT}; it holds {keys}")
     rows: dict[str, list[Any]] = {"id": [], "question": [], "context": [], "answers": []}
     for a, article in enumerate(_listed(content, "data", "")):
@@ -70,7 +71,9 @@ def _listed(parent: Any, key: str, place: str) -> list[dict[str, Any]]:
 
 def _text(parent: dict[str, Any], key: str, place: str) -> str:
     if not isinstance(parent.get(key), str):
-        raise Malformed(f"expected text as {place}.{key}, it has {parent.get(key)!r}; the layout is {LAYOUT}")
+        raise Malformed(
+            f"expected text as {place}.{key}, it has {shown(parent.get(key))}; the layout is {LAYOUT}"
+        )
     return parent[key]
 
 
@@ -136,7 +139,7 @@ def _spans(cell: Any, name: str, origin: str) -> list[Span] | None:
         for item in cell
     ):
         raise UserError(
-            f"Expected answers with text and answer_start in {origin}; question {name!r} has {cell!r:.80}.",
+            f"Expected answers with text and answer_start in {origin}; question {name!r} has {shown(cell)}.",
             'Write them as [{"text": "…", "answer_start": 17}], [] if the context has no answer.',
         )
     return [Span(item["text"], item.get("answer_start", -1)) for item in cell]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.outside import shown
 from mrem_deploy.base.progress import say
 
 if TYPE_CHECKING:
@@ -42,13 +44,18 @@ class Table:
     columns: dict[str, list[Any]]
     origin: str
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)  # label names in the data's own order
+    rows: np.ndarray | None = None  # of the file, where only some of them are here
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
 
     def take(self, rows: np.ndarray) -> Table:
         columns = {name: [cells[i] for i in rows] for name, cells in self.columns.items()}
-        return replace(self, columns=columns)
+        return replace(self, columns=columns, rows=rows if self.rows is None else self.rows[rows])
+
+    def row(self, place: int) -> int:
+        """The number of a row in the file, for messages; the first one is 1, the header does not count."""
+        return 1 + int(place if self.rows is None else self.rows[place])
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,10 @@ class Malformed(ValueError):
 def _by_header(
     rows: Iterable[list[str]], path: Path, header: tuple[str, ...], wanted: Wanted
 ) -> dict[str, list[Any]]:
-    """Columns of delimited rows. A few rows that are too short are left out; more of them are an error."""
+    """Columns of delimited rows. A few rows with too few or too many fields are left out; more are an error.
+
+    Fields beyond the header count only if something is in them: many programs end every row with commas.
+    """
     numbered = ((number, row) for number, row in enumerate(rows, start=1) if any(row))
     first = next(numbered, None)
     if first is None:
@@ -129,24 +139,64 @@ def _by_header(
     body: Iterable[tuple[int, list[str]]] = numbered
     if header and not set(header) & set(names):  # the first line is a row already
         names, body = list(header), chain([first], numbered)
-    columns: dict[str, list[Any]] = {name: [] for name in names if name in wanted}
+    times = _check_names(names)
+    columns: dict[str, list[Any]] = {name: [] for name in names if name in wanted and times[name] == 1}
     cells = [(i, columns[name]) for i, name in enumerate(names) if name in columns]
     count, broken = 0, []
     for number, row in islice(body, wanted.rows):
         count += 1
-        if len(row) < len(names):
-            broken.append(number)
+        if len(row) < len(names) or any(row[len(names) :]):
+            broken.append((number, len(row)))
             continue
         for i, column in cells:
             column.append(row[i])
     if len(broken) > MALFORMED_SHARE * count:
+        number, found = broken[0]
+        unquoted = found > len(names) and path.suffix.lower() == ".csv"
         raise Malformed(
-            f"expected {len(names)} fields in every row ({', '.join(names)}), "
-            f"but {len(broken)} of {count} rows have fewer, the first is row {broken[0]} with the header as 1"
+            f"expected {len(names)} fields in every row ({listing(names)}), but {len(broken)} of {count} "
+            f"rows have fewer or more, the first is row {number} (the header is row 1) with {found}"
+            + ("; a text with a comma in it needs quotes" if unquoted else "")
         )
     if broken:
         say(f"{path.name}: left out {len(broken)} broken rows of {count}")
     return columns
+
+
+def _check_names(names: list[str]) -> Counter[str]:
+    """How often each name occurs. Refuses a name of several columns: which one is meant? "" is no name."""
+    counts = Counter(names)
+    twice = [name for name, times in counts.items() if times > 1 and name]
+    if twice:
+        places = [str(i) for i, name in enumerate(names, start=1) if name == twice[0]]
+        raise Malformed(
+            f"expected every column to have its own name, but {shown(twice[0])} is the name of columns "
+            f"{listing(places[:-1])} and {places[-1]}"
+        )
+    return counts
+
+
+# An escape of half a surrogate pair. Two halves in the right order are one character.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def parse_json(text: str) -> Any:
+    """As `json.loads`, but `Malformed` for JSON that no one can use: nested too deeply, numbers of thousands
+    of digits, halves of characters."""
+    try:
+        value = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise Malformed("it is nested too deeply") from None
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise Malformed(f"{half!r} is a lone surrogate, half of a character") from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        raise Malformed(str(error)) from error
+    return value
 
 
 def _read_json(file: TextIO, wanted: Wanted) -> dict[str, list[Any]]:
@@ -156,12 +206,12 @@ def _read_json(file: TextIO, wanted: Wanted) -> dict[str, list[Any]]:
     number = 0
     try:
         if is_array:
-            records = json.load(file)[: wanted.rows]
+            records = parse_json(file.read())[: wanted.rows]
         else:
             records = []
             for number, line in enumerate(file):  # noqa: B007 (the message has it)
                 if line.strip():
-                    records.append(json.loads(line.strip()))
+                    records.append(parse_json(line.strip()))
                 if len(records) == wanted.rows:
                     break
     except json.JSONDecodeError as error:
@@ -169,6 +219,8 @@ def _read_json(file: TextIO, wanted: Wanted) -> dict[str, list[Any]]:
             f"line {number + error.lineno} is not valid JSON ({error.msg}); "
             "expected one object per line, or one array of objects"
         ) from error
+    except Malformed as error:
+        raise error if is_array else Malformed(f"line {number + 1}: {error}") from error
     if not all(isinstance(record, dict) for record in records):
         raise Malformed('expected rows with named fields, like {"text": "…", "label": "…"}')
     names = dict.fromkeys(name for record in records for name in record if name in wanted)
@@ -181,12 +233,15 @@ def _read_parquet(path: Path, wanted: Wanted) -> dict[str, list[Any]]:
 
     try:
         with parquet.ParquetFile(path) as file:
+            _check_names(file.schema_arrow.names)
             names = [name for name in file.schema_arrow.names if name in wanted]
             if wanted.rows is None:
                 return file.read(columns=names).to_pydict()
             batches = file.iter_batches(batch_size=wanted.rows, columns=names)
             return next(batches).to_pydict() if file.metadata.num_rows else {}
-    except pyarrow.ArrowInvalid as error:
+    except UnicodeDecodeError:
+        raise
+    except (pyarrow.ArrowException, ValueError, OverflowError) as error:  # also dates beyond Python's
         raise Malformed(str(error)) from error
 
 
@@ -202,6 +257,12 @@ def _not_empty(table: Table) -> Table:
 def squeeze(name: str) -> str:
     """Only letters and digits, in lower case: "SST-2", "sst_2" and "sst2" are the same."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def listing(names: Sequence[str], most: int = 12) -> str:
+    """Names for a message, at most `most` of them."""
+    some = ", ".join(name[:60] for name in names[:most])
+    return some + (f" and {len(names) - most} more" if len(names) > most else "") or "nothing"
 
 
 GLUE_LAYOUTS = (Layout("train", {"dev": ("dev", "validation")}),)

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.outside import shown
 from mrem_deploy.base.progress import say
 from mrem_deploy.data.conll import TAG
 from mrem_deploy.data.encoded import Encoded, chunks, lengths_of, padding_of
-from mrem_deploy.data.sources import listing
+from mrem_deploy.data.table_files import Table, listing
 from mrem_deploy.data.texts import Texts
 
 OUTSIDE = "O"
@@ -105,24 +106,25 @@ def first_tokens(words: list[str], offsets: np.ndarray) -> np.ndarray:
     return heads
 
 
-def check_words(sentences: Sequence[Any], origin: str, column: str) -> list[list[str]]:
+def check_words(table: Table, column: str) -> list[list[str]]:
+    sentences = table.columns[column]
     for i, words in enumerate(sentences):
         if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
             raise UserError(
-                f"Expected a list of words in every row of {origin}; row {i + 1} has {words!r:.60} in "
-                f"column {column!r}.",
+                f"Expected a list of words in every row of {table.origin}; row {table.row(i)} has "
+                f"{shown(words)} in column {column!r}.",
                 'Write them as ["EU", "rejects", …], or name another column with --text-column.',
             )
     return list(sentences)
 
 
-def check_tags(tags: list[list[str]], words: list[list[str]], where: str) -> None:
+def check_tags(table: Table, column: str, tags: list[list[str]], words: list[list[str]]) -> None:
     """As many tags as words."""
     for i, (own, sentence) in enumerate(zip(tags, words, strict=True)):
         if len(own) != len(sentence):
             raise UserError(
-                f"Expected a tag for every word in {where}; row {i + 1} has {len(own)} tags "
-                f"for {len(sentence)} words.",
+                f"Expected a tag for every word in column {column!r} of {table.origin}; row {table.row(i)} "
+                f"has {len(own)} tags for {len(sentence)} words.",
                 "Correct the row.",
             )
 

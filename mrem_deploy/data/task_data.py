@@ -8,17 +8,18 @@ columns, and `evaluation_label_names` reads the column of labels.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.outside import shown
+from mrem_deploy.data.cells import indices_of, label_texts, names_of, place_of, scores_in, texts_in
 from mrem_deploy.data.encoded import Encoded
-from mrem_deploy.data.labels import CLASSES, _spelling, label_order
-from mrem_deploy.data.sources import Source, listing, open_source
+from mrem_deploy.data.labels import CLASSES, label_order
+from mrem_deploy.data.sources import Source, open_source
 from mrem_deploy.data.squad import read_questions
 from mrem_deploy.data.table_files import Table, Wanted
 from mrem_deploy.data.tagging import TaggedTexts, check_tag_names, check_tags, check_words
@@ -148,13 +149,13 @@ def _texts(table: Table, task: Task, columns: Columns, known: tuple[str, ...], l
     first, second = _text_columns(table, task, columns)
     label = _label_column(table, task, columns, required=labelled)
     if task.kind == "question-answering" and not task.label_free:
-        questions, contexts = _strings(table, first), _strings(table, str(second))
+        questions, contexts = texts_in(table, first), texts_in(table, str(second))
         return read_questions(table, questions, contexts, label, task.unanswerable, labelled)
     if task.kind == "token-classification" and not task.label_free:
         return _tagged(table, first, label, known, labelled)
     table = _agreed(table, task, label)
     labels, names = _labels(table, label, task, known, labelled)
-    return Texts(_strings(table, first), _strings(table, second) if second else None, labels, names)
+    return Texts(texts_in(table, first), texts_in(table, second) if second else None, labels, names)
 
 
 def _agreed(table: Table, task: Task, label: str | None) -> Table:
@@ -176,32 +177,33 @@ def _labels(
     """Labels as indices into their names, or scores; None if some row has none and `labelled` is False."""
     if label is None:
         return None, task.labels
-    where = f"column {label!r} of {table.origin}"
-    found = [_label_text(cell) for cell in table.columns[label]]
+    regression = task.kind == "regression"
+    found: Sequence[str | float | None] = (scores_in if regression else label_texts)(table, label)
     cells = [cell for cell in found if cell is not None]
     if len(cells) != len(found):
         if labelled:
             raise UserError(
-                f"Expected a label in every row; {len(found) - len(cells)} of {len(found)} in {where} "
-                f"have none (empty or -1), the first is row {found.index(None) + 1}.",
+                f"Expected a label in every row; {len(found) - len(cells)} of {len(found)} in "
+                f"{place_of(table, label)} have none (empty or -1), the first is row "
+                f"{table.row(found.index(None))}.",
                 "Evaluate on a labelled split (the test sets of GLUE are not), or remove these rows.",
             )
         return None, task.labels
-    if task.kind == "regression":
-        scores = [_score(cell, i, where) for i, cell in enumerate(cells)]
-        return np.array(scores, dtype=np.float32), task.labels
-    names = task.labels or table.classes.get(label) or _names({*cells, *known})
-    return _indices(cells, names, where), names
+    if regression:
+        return np.array(cells, dtype=np.float32), task.labels
+    labels = [str(cell) for cell in cells]
+    names = task.labels or table.classes.get(label) or names_of({*labels, *known})
+    return indices_of(table, label, labels, names), names
 
 
 def _tagged(
     table: Table, column: str, label: str | None, known: tuple[str, ...], labelled: bool
 ) -> TaggedTexts:
-    words = check_words(table.columns[column], table.origin, column)
+    words = check_words(table, column)
     texts, names = _tags(table, label, known, labelled)
     tags = None
     if texts is not None:
-        check_tags(texts, words, f"column {label!r} of {table.origin}")
+        check_tags(table, str(label), texts, words)
         index = {name: i for i, name in enumerate(names)}
         tags = [np.array([index[tag] for tag in own], dtype=np.int64) for own in texts]
     return TaggedTexts([" ".join(sentence) for sentence in words], None, None, names, words, tags)
@@ -215,15 +217,15 @@ def _tags(
     missing = [i for i, cell in enumerate(cells) if not isinstance(cell, list) or None in cell]
     if missing and labelled:
         raise UserError(
-            f"Expected a list of tags in every row of {table.origin}; row {missing[0] + 1} has "
-            f"{cells[missing[0]]!r:.60} in column {label!r}.",
+            f"Expected a list of tags in every row of {table.origin}; row {table.row(missing[0])} has "
+            f"{shown(cells[missing[0]])} in column {label!r}.",
             "Evaluate on a labelled split, or name the column of the tags with --label-column.",
         )
     if label is None or missing:
         return None, known
     texts = [[str(tag) for tag in cell] for cell in cells]
-    check_tag_names(texts, f"column {label!r} of {table.origin}")
-    return texts, table.classes.get(label) or _names({tag for own in texts for tag in own} | {*known})
+    check_tag_names(texts, place_of(table, label))
+    return texts, table.classes.get(label) or names_of({tag for own in texts for tag in own} | {*known})
 
 
 def _text_columns(table: Table, task: Task, columns: Columns) -> tuple[str, str | None]:
@@ -251,61 +253,3 @@ def _pick(table: Table, named: str | None, usual: tuple[str, ...], option: str) 
         f"it has {', '.join(map(repr, table.columns))}.",
         f"Name the right one with {option}.",
     )
-
-
-def _strings(table: Table, column: str) -> list[str]:
-    cells = table.columns[column]
-    missing = next((i for i, cell in enumerate(cells) if _missing(cell)), None)
-    if missing is not None:
-        raise UserError(
-            f"Expected text in every row of {table.origin}; row {missing + 1} has none in column {column!r}.",
-            "Fill the cell or remove the row.",
-        )
-    return [cell if isinstance(cell, str) else str(cell) for cell in cells]
-
-
-def _missing(cell: Any) -> bool:
-    return cell is None or (isinstance(cell, float) and math.isnan(cell))
-
-
-def _label_text(cell: Any) -> str | None:
-    """A label as text: 1, 1.0, "1" and True are all "1"; None, NaN, "" and -1 are no label."""
-    if _missing(cell):
-        return None
-    if isinstance(cell, bool) or (isinstance(cell, float) and cell.is_integer()):
-        cell = int(cell)
-    text = str(cell).strip()
-    return None if text in ("", "-1") else text
-
-
-def _score(cell: str, row: int, where: str) -> float:
-    try:
-        score = float(cell)
-    except ValueError:
-        score = math.nan
-    if not math.isfinite(score):
-        raise UserError(
-            f"Expected a number in {where}; row {row + 1} has {cell!r}.",
-            "Correct the row, or name the column of the scores with --label-column.",
-        )
-    return score
-
-
-def _names(values: set[str]) -> tuple[str, ...]:
-    """Label names found in the data, in an order that does not depend on the order of the rows."""
-    return tuple(sorted(values, key=int if all(value.isdecimal() for value in values) else str))
-
-
-def _indices(cells: list[str], names: tuple[str, ...], where: str) -> np.ndarray:
-    """Labels as indices; the data may have names or, if the names are words, numbers."""
-    index = {_spelling(name): i for i, name in enumerate(names)}
-    if not any(name.isdecimal() for name in names):
-        index.update({str(i): i for i in range(len(names))})
-    found = [index.get(_spelling(cell)) for cell in cells]
-    if None in found:
-        row = found.index(None)
-        raise UserError(
-            f"Expected one of the labels {listing(names)} in {where}; row {row + 1} has {cells[row]!r}.",
-            "Check the task and --label-column, or correct the row.",
-        )
-    return np.array(found, dtype=np.int64)

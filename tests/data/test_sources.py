@@ -12,8 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.data.sources import files_of, listing, open_source
-from mrem_deploy.data.table_files import FIRST_ROW, Layout, Naming, Wanted, read_table, squeeze
+from mrem_deploy.data.sources import files_of, open_source
+from mrem_deploy.data.table_files import FIRST_ROW, Layout, Naming, Wanted, listing, read_table, squeeze
 
 ALL = Wanted()
 GLUE = Naming(folder="SST-2")
@@ -159,6 +159,15 @@ def fails(path: Path, naming: Naming = OWN) -> str:
         ("x.txt", " \n", "empty"),
         ("x.tsv", "text\tlabel\na\t1\nb\n", "expected 2 fields in every row (text, label), but 1 of 2"),
         ("x.csv", "text,label\na,1\nb\n", "the first is row 3"),
+        ("x.csv", "text,label\na,1\nb, c,0\n", "row 3 (the header is row 1) with 3; a text with a comma"),
+        ("x.tsv", "text\tlabel\na\t1\nb\tc\t0\n", "row 3 (the header is row 1) with 3"),
+        ("x.csv", "text,label,text\na,1,b\n", "'text' is the name of columns 1 and 3"),
+        ("x.tsv", "a\ta\ta\n1\t2\t3\n", "'a' is the name of columns 1, 2 and 3"),
+        ("x.jsonl", '{"a": 1}\n{"a": ' + "[" * 100_000 + "\n", "line 2: it is nested too deeply"),
+        ("x.json", "[" * 100_000, "nested too deeply"),
+        ("x.jsonl", '{"a": "b"}\n{"a": "\\udc00"}\n', "line 2: '\\udc00' is a lone surrogate"),
+        ("x.json", '[{"a": {"\\ud800": 1}}]', "lone surrogate"),
+        ("x.jsonl", '{"a": ' + "1" * 5000 + "}\n", "line 1: Exceeds the limit"),
         ("x.jsonl", '{"text": "a"}\n\n{"text": \n', "line 3 is not valid JSON"),
         ("x.json", '[{"text": "a"},\n{"text" 1}]', "line 2 is not valid JSON"),
         ("x.jsonl", '"a"\n', "named fields"),
@@ -172,6 +181,39 @@ def fails(path: Path, naming: Naming = OWN) -> str:
 )
 def test_bad_files_are_named(tmp_path: Path, name: str, content: str | bytes, said: str) -> None:
     assert said in fails(write(tmp_path / name, content))
+
+
+def test_two_halves_are_one_character(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", '{"text": "\\ud83d\\ude00 \\\\ud800"}\n')
+    assert read_table(path, OWN, ALL).columns == {"text": ["\U0001f600 \\ud800"]}
+
+
+def test_empty_fields_beyond_the_header_do_not_count(tmp_path: Path) -> None:
+    """Spreadsheets end rows, and the header, with commas."""
+    path = write(tmp_path / "x.csv", "text,label,,\na,1,,,,\nb,0,,\n")
+    assert read_table(path, OWN, ALL).columns == {"text": ["a", "b"], "label": ["1", "0"]}
+
+
+def test_a_few_rows_with_too_many_fields_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"q{i},0" for i in range(3000)]
+    rows[1500] = "a, b,0"
+    table = read_table(write(tmp_path / "train.csv", "text,label\n" + "\n".join(rows) + "\n"), OWN, ALL)
+    assert table.columns["label"] == ["0"] * 2999
+    assert "left out 1 broken rows of 3000" in capsys.readouterr().err
+
+
+def test_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pa.parquet.write_table(table, tmp_path / "x.parquet")
+    assert "'text' is the name of columns 1 and 2" in fails(tmp_path / "x.parquet")
+
+
+def test_parquet_dates_that_python_does_not_have(tmp_path: Path) -> None:
+    far = pa.array([2**40], pa.timestamp("s"))
+    pa.parquet.write_table(pa.table({"text": far}), tmp_path / "x.parquet")
+    assert "cannot be read" in fails(tmp_path / "x.parquet")
 
 
 def test_empty_parquet_is_named(tmp_path: Path) -> None:

@@ -280,10 +280,51 @@ def test_evaluation_data_elsewhere(tmp_path: Path) -> None:
     assert "mine.jsonl" in data.description
 
 
-def test_numbers_for_text_are_written_out(tmp_path: Path) -> None:
-    jsonl(tmp_path / "train.jsonl", {"text": 1984, "label": 0}, {"text": "-1", "label": 1})
+@pytest.mark.parametrize("cell", [1984, 0.5, True, ["a", "b"], {"a": "b"}, []])
+def test_only_text_is_text(tmp_path: Path, cell: object) -> None:
+    jsonl(tmp_path / "train.jsonl", {"text": "1984", "label": 0}, {"text": cell, "label": 1})
     own(tmp_path, 0, name="dev")
-    assert open_task("text-classification", str(tmp_path)).train().first == ["1984", "-1"]
+    with pytest.raises(UserError, match=r"row 2 has .* in column 'text', which is not text") as caught:
+        open_task("text-classification", str(tmp_path)).train()
+    assert repr(cell) in caught.value.problem
+    assert "--text-column" in caught.value.remedy
+
+
+@pytest.mark.parametrize("cell", [0.5, 2.5, float("inf"), "0.5", " .25", "-0,75", [0], {"a": 1}, []])
+def test_scores_and_lists_are_no_classes(tmp_path: Path, cell: object) -> None:
+    own(tmp_path, "a", "b")
+    own(tmp_path, "a", cell, name="dev")
+    data = open_task("text-classification", str(tmp_path))
+    for read in (data.evaluation, data.evaluation_label_names):
+        with pytest.raises(UserError, match=r"a class, a name or a whole number, .*; row 2 has ") as caught:
+            read()
+        assert repr(cell) in caught.value.problem
+
+
+def test_codes_of_classes_may_have_a_point(tmp_path: Path) -> None:
+    own(tmp_path, "401.9", "250.0", "1.0")
+    own(tmp_path, "401.9", name="dev")
+    assert open_task("text-classification", str(tmp_path)).train().label_names == ("1.0", "250.0", "401.9")
+
+
+def test_labels_of_many_digits_are_names(tmp_path: Path) -> None:
+    many = "9" * 5000
+    own(tmp_path, many, "1")
+    own(tmp_path, many, name="dev")
+    names = open_task("text-classification", str(tmp_path)).evaluation()["dev"].label_names
+    assert names == ("1", many)
+    with pytest.raises(UserError, match="labels do not fit"):
+        label_order(names, SimpleNamespace(id2label={0: "no", 1: "yes"}), find_task("text-classification"))
+
+
+def test_a_refused_row_has_its_number_in_the_file(tmp_path: Path) -> None:
+    """Also if the row is in the fifth of a single file that is kept for evaluation."""
+    rows = [{"text": f"text {i}", "label": i % 2} for i in range(40)]
+    rows[29]["text"] = 7
+    path = jsonl(tmp_path / "x.jsonl", *rows)
+    data = open_task("text-classification", str(path))
+    with pytest.raises(UserError, match="row 30 has 7"):
+        [data.train(), data.evaluation()]
 
 
 def test_evaluation_is_read_only_when_asked(tmp_path: Path) -> None:
