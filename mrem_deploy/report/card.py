@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mrem_deploy.base.format import is_number, mib
 from mrem_deploy.base.tables import Table, md, md_table
 from mrem_deploy.evaluate.accuracy import BY_ONNXRUNTIME, QUANTIZED, Accuracy
 from mrem_deploy.evaluate.metrics import metric_of
 from mrem_deploy.report.summary import Summary, bits_words, data_words, hub_id, model_name
+from mrem_deploy.report.yaml_text import page_yaml
 from mrem_deploy.result import METRICS, PLOTS, RECIPE, REPORT_HTML, Metrics, Onnx
 
 _NOT_CLASSES = ("feature-extraction", "token-classification", "question-answering")  # also names of pipelines
@@ -40,7 +39,7 @@ def model_card(
     folder: Path, metrics: Metrics, summary: Summary, making: Sequence[Table], plots: Sequence[str]
 ) -> str:
     """README.md: YAML front matter for the hub, then how to use the model and what it scores."""
-    front = yaml.safe_dump(_front_matter(folder, metrics), sort_keys=False, allow_unicode=True)
+    front = page_yaml(_front_matter(folder, metrics))
     bits = metrics.bits or "?"
     images = [f"![{stem.replace('_', ' ')}]({PLOTS}/{stem}.png)" for stem in plots]
     body = [
@@ -153,6 +152,6 @@ def _slug(text: str) -> str:
 def _config(folder: Path) -> dict[str, Any]:
     try:
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

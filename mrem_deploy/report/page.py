@@ -23,6 +23,7 @@ from mrem_deploy.report.html import html_page
 from mrem_deploy.report.methods import mixed_tables, qat_rows
 from mrem_deploy.report.plots import FEW_UNITS, Plot, draw_plots, ends, finite
 from mrem_deploy.report.summary import Summary, bits_words, data_words, model_name, summarise, words
+from mrem_deploy.report.yaml_text import page_yaml
 from mrem_deploy.result import (
     CARD,
     PLOTS,
@@ -77,7 +78,9 @@ def write_report(folder: Path, metrics: Metrics, history: History, recipe: Recip
             temporary.write_bytes(plot.png)
     for name in set(_PLOT_NAMES) - {plot.name for plot in plots}:  # of an earlier result in this folder
         (folder / PLOTS / f"{name}.png").unlink(missing_ok=True)
-    write_text(folder / REPORT_MD, _markdown(summary, details, warnings, plots, settings))
+    write_text(
+        folder / REPORT_MD, _markdown(summary, details, warnings, plots, page_yaml(recipe.as_dict()).strip())
+    )
     write_text(folder / REPORT_HTML, html_page(summary, details, warnings, plots, settings))
     names = [plot.name for plot in plots]
     write_text(folder / CARD, model_card(folder, metrics, summary, making, names))

@@ -215,6 +215,8 @@ def test_nothing_given_becomes_markup(tmp_path: Path) -> None:
 
     for name in ("report.md", "README.md"):
         text = (tmp_path / name).read_text(encoding="utf-8")
+        # Not even in the front matter and the recipe: not every reader of Markdown knows them as such.
+        assert not re.search(r"<(?!/?details>|/?summary>)", text)
         body = text.split("---\n", 2)[2] if name == "README.md" else text
         body = re.sub(r"^(`{3,}).*?^\1$", "", body, flags=re.DOTALL | re.MULTILINE)
         assert "<script" not in body
@@ -227,7 +229,10 @@ def test_nothing_given_becomes_markup(tmp_path: Path) -> None:
     )
     assert fenced is not None
     assert yaml.safe_load(fenced[1])["label_column"] == "```\n# x"
+    assert yaml.safe_load(fenced[1]) == recipe.as_dict()
     assert front_matter(tmp_path)["library_name"] == "mrem_deploy"
+    (index,) = front_matter(tmp_path)["model-index"]
+    assert index["results"][0]["dataset"]["split"] == HOSTILE
 
 
 def test_html_is_self_contained(written: Path, page: Page) -> None:
