@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mrem_deploy.base.scratch import scratch_folder
-from mrem_deploy.deploy.runtime import feed, open_session, require
+from mrem_deploy.deploy.runtime import open_session, require, run_batch
 
 # Matmuls by what they multiply. Both sets name operators of ONNX and of onnxruntime's own domain.
 INTEGER_PRODUCTS = frozenset(
@@ -75,7 +75,7 @@ def census(
         options.enable_profiling = True
         options.profile_file_prefix = str(folder / "profile")
         session = open_session(model, threads, providers, options)
-        session.run(None, feed(session, batch))
+        run_batch(session, batch)
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
         del session
         nodes = list(_nodes(onnx.load(folder / "optimized.onnx", load_external_data=False).graph))

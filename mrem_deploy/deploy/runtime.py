@@ -123,7 +123,8 @@ def _not_loaded(model: Path | bytes, title: str, error: Exception, version: str)
 
 def _in_short(text: str) -> str:
     """Without the error code and the place in onnxruntime's C++ sources, which fill a line each."""
-    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text.strip().splitlines()[0])
+    first = (text.strip() or "it gives no reason").splitlines()[0]
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", first)
     return re.sub(r"/\S*onnxruntime\S*:\d+ .*\) ", " ", text).strip()
 
 
@@ -160,20 +161,38 @@ def _oldest_runtime(file: str, opset: int) -> str | None:
 def feed(session: Any, batch: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """The inputs that the session has, as int64.
 
-    Token types are all 0 if the tokenizer gives none, as in the torch model.
+    Token types are all 0 if the tokenizer gives none, as in the torch model. Negative ids are refused: ONNX
+    counts them from the end of the table, without an error.
     """
     given = {name: value.cpu().numpy().astype(np.int64) for name, value in batch.items()}
     given.setdefault("token_type_ids", np.zeros_like(given["input_ids"]))
+    for name in ("input_ids", "token_type_ids"):
+        if (given[name] < 0).any():
+            raise UserError(
+                f"{name} must be 0 or more; got {given[name].min()}",
+                "check the tokenizer: an ONNX graph reads a negative id from the end of its table",
+            )
     return {entry.name: given[entry.name] for entry in session.get_inputs()}
+
+
+def run_batch(session: Any, batch: Mapping[str, torch.Tensor]) -> list[np.ndarray]:
+    """The outputs of an ONNX model for a padded batch, in the order of the file."""
+    import onnxruntime
+
+    inputs = feed(session, batch)
+    try:
+        return session.run(None, inputs)
+    except _errors_of(onnxruntime) as error:  # ids beyond the vocabulary, among others
+        raise UserError(
+            f"onnxruntime {onnxruntime.__version__} cannot run the model on this batch: "
+            f"{_in_short(str(error))}",
+            "check that the tokenizer belongs to the model; if the memory is full, give a smaller batch",
+        ) from error
 
 
 def onnx_predictor(session: Any) -> Predictor:
     """The outputs of an ONNX model in the order of the file."""
-
-    def predict(batch: dict[str, torch.Tensor]) -> list[np.ndarray]:
-        return session.run(None, feed(session, batch))
-
-    return predict
+    return lambda batch: run_batch(session, batch)
 
 
 def with_outputs(model: Path, wanted: Sequence[str]) -> tuple[bytes, Any]:

@@ -19,7 +19,7 @@ from mrem_deploy.base.units import MIB
 from mrem_deploy.data.encoded import Encoded, sorted_batches
 from mrem_deploy.deploy.census import census
 from mrem_deploy.deploy.findings import Findings, OnnxFile, Steadiness, Validation, notes_on, verdict_on
-from mrem_deploy.deploy.runtime import feed, onnx_predictor, open_session, require, with_outputs
+from mrem_deploy.deploy.runtime import onnx_predictor, open_session, require, run_batch, with_outputs
 from mrem_deploy.evaluate.accuracy import FULL_PRECISION, ONNX, QUANTIZED, Accuracy
 from mrem_deploy.evaluate.agreement import AGREEMENTS
 from mrem_deploy.evaluate.evaluation import BATCH_SIZE, Evaluation
@@ -194,7 +194,7 @@ def onnx_layer_errors(
     errors = RelativeErrors()
     for indices in batches:
         batch = encoded.batch(indices)
-        outputs = session.run(None, feed(session, batch))
+        outputs = run_batch(session, batch)
         found = {name: torch.from_numpy(value) for name, value in zip(names, outputs, strict=True)}
         result = whole(None, {name: value.to(device) for name, value in batch.items()})
         mask = batch["attention_mask"].bool()

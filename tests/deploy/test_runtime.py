@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from tiny_onnx import expected, save_tiny_onnx
+from tiny_onnx import WORDS, expected, save_tiny_onnx
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.deploy import census, optimizers, runtime
@@ -42,6 +42,25 @@ def test_token_types_that_a_tokenizer_does_not_give_are_all_zero(model: Path) ->
     (logits,) = predict({"input_ids": BATCH["input_ids"]})
     ids = BATCH["input_ids"].numpy()
     np.testing.assert_allclose(logits, expected(ids, np.zeros_like(ids))["logits"], rtol=0, atol=1e-5)
+
+
+def test_ids_outside_of_the_vocabulary_are_refused(model: Path) -> None:
+    """onnxruntime refuses ids that are too large; negative ones it reads from the end of the table."""
+    session = runtime.open_session(model)
+    predict = runtime.onnx_predictor(session)
+    plain = {name: value.numpy() for name, value in BATCH.items() if name != "attention_mask"}
+    last = plain | {"input_ids": np.full_like(plain["input_ids"], WORDS - 1)}
+    wrapped = plain | {"input_ids": np.full_like(plain["input_ids"], -1)}
+    np.testing.assert_array_equal(session.run(None, wrapped)[0], session.run(None, last)[0])
+
+    for name in ("input_ids", "token_type_ids"):
+        with pytest.raises(UserError, match=f"{name} must be 0 or more; got -1"):
+            predict(BATCH | {name: BATCH[name] - (BATCH[name] == 0).long()})
+    with pytest.raises(
+        UserError, match=r"cannot run the model on this batch: .*out of data bounds"
+    ) as caught:
+        predict(BATCH | {"input_ids": BATCH["input_ids"] + WORDS})
+    assert "tokenizer" in caught.value.remedy
 
 
 def test_the_census_tells_integer_products_from_float_ones(tmp_path: Path) -> None:
