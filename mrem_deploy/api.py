@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.machine import keep_large_blocks
+from mrem_deploy.base.outside import check_text, shown
 from mrem_deploy.base.progress import say
 from mrem_deploy.data.texts import Texts, encode, split_rows
 from mrem_deploy.models.loading import HEADS
@@ -93,12 +94,18 @@ def texts_of(sentences: Sequence[str] | Sequence[tuple[str, str]]) -> Texts:
     rows = list(sentences)
     if not rows:
         raise UserError("sentences is empty", "give a few hundred sentences like those the model will see")
-    if all(isinstance(row, str) for row in rows):
-        return Texts([str(row) for row in rows], None, None, ())
-    if all(isinstance(row, tuple | list) and len(row) == 2 for row in rows):
-        return Texts([str(row[0]) for row in rows], [str(row[1]) for row in rows], None, ())
-    odd = next(row for row in rows if not isinstance(row, str))
-    raise UserError(
-        f"expected sentences as a list of strings, or of pairs of strings; got {type(odd).__name__} in it",
-        "give texts, not tokens or dictionaries",
-    )
+    kind: Any = str if isinstance(rows[0], str) else tuple | list
+    for number, row in enumerate(rows, start=1):
+        parts = [row] if isinstance(row, str) else row
+        fits = isinstance(row, kind) and len(parts) == (1 if kind is str else 2)
+        if not fits or not all(isinstance(part, str) for part in parts):
+            raise UserError(
+                "expected sentences as a list of strings, or of pairs of strings; got "
+                f"{type(row).__name__} at place {number}: {shown(row)}",
+                "give texts, not tokens or dictionaries",
+            )
+        for part in parts:
+            check_text(f"sentence {number}", part, is_name=False)
+    if kind is str:
+        return Texts(rows, None, None, ())
+    return Texts([row[0] for row in rows], [row[1] for row in rows], None, ())

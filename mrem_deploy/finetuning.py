@@ -23,7 +23,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import atomic_folder, write_json
 from mrem_deploy.base.machine import PeakMemory, describe_machine, keep_large_blocks
-from mrem_deploy.base.options import flag
+from mrem_deploy.base.options import MOST, MOST_SEED, flag
+from mrem_deploy.base.outside import check_text, shown
 from mrem_deploy.base.place import hold, new_token
 from mrem_deploy.base.progress import say
 from mrem_deploy.base.resuming import COMMAND, resumable
@@ -37,7 +38,7 @@ from mrem_deploy.data.texts import encode
 from mrem_deploy.evaluate.predict import predict, torch_predictor
 from mrem_deploy.evaluate.scorers import scorer_for
 from mrem_deploy.models.loading import check_max_length, load_model, quiet_transformers
-from mrem_deploy.preflight import check_out, resolve_device
+from mrem_deploy.preflight import check_out, check_paths, resolve_device
 from mrem_deploy.train.checkpoint import CheckpointStore, open_store
 from mrem_deploy.train.supervised import LoopSettings, train_on_labels
 
@@ -80,10 +81,14 @@ class FinetuneSettings:
         if not 0 <= self.warmup < 1:
             raise _bad("warmup", "a share of the steps, from 0 to below 1", self.warmup)
         for name, least in (("batch_size", 1), ("max_length", 3), ("seed", 0), ("checkpoint_steps", 0)):
-            if getattr(self, name) < least:
-                raise _bad(name, f"{least} or more", getattr(self, name))
-        if self.eval_size is not None and self.eval_size < 1:
-            raise _bad("eval_size", "1 or more", self.eval_size)
+            most = MOST_SEED if name == "seed" else MOST
+            if not least <= getattr(self, name) <= most:
+                raise _bad(name, f"{least} or more, at most {most}", getattr(self, name))
+        if self.eval_size is not None and not 1 <= self.eval_size <= MOST:
+            raise _bad("eval_size", f"1 or more, at most {MOST}", self.eval_size)
+        for name, value in asdict(self).items():
+            if isinstance(value, str):
+                check_text(flag(name), value)
 
     def identity(self) -> dict[str, Any]:
         """What decides the weights: a resumed run must agree in all of it."""
@@ -133,7 +138,7 @@ class Record:
 
 
 def _bad(name: str, expected: str, got: Any) -> UserError:
-    return UserError(f"--{name.replace('_', '-')} must be {expected}; got {got}.", "See --help.")
+    return UserError(f"{flag(name)} must be {expected}; got {shown(got)}.", "See --help.")
 
 
 def finetune(
@@ -145,6 +150,7 @@ def finetune(
     replaces a folder that this command has not written. `fresh` removes checkpoints and starts over.
     """
     read = {"model": settings.model, "data": settings.data, "eval_data": settings.eval_data}
+    check_paths(read | {"out": settings.out})
     out = check_out(settings.out, read, marker=RECORD, overwrite=overwrite)
     device = resolve_device(settings.device)
     command = settings.command(*(["--overwrite"] if overwrite else []))

@@ -6,6 +6,7 @@ A run takes minutes to hours; a mistake that is visible at its start must not ap
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 import tempfile
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ from transformers import PreTrainedModel
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import explained, is_mount_point
+from mrem_deploy.base.options import flag
+from mrem_deploy.base.outside import path_of, shown
 from mrem_deploy.base.progress import say
 from mrem_deploy.data.labels import label_order
 from mrem_deploy.data.squad import Questions
@@ -30,20 +33,24 @@ from mrem_deploy.models.partition import module_cuts
 from mrem_deploy.quant.artifact import MANIFEST
 from mrem_deploy.recipe import Recipe, module_count, parse_modules
 
+LONGEST_NAME = 200  # bytes; most systems allow 255
+
 
 def absolute_paths(recipe: Recipe) -> Recipe:
     """The recipe with its local paths made absolute, so that it works from any folder."""
-    paths = {
-        name: Path(value).expanduser()
-        for name in ("model", "data", "eval_data", "out", "cache_dir")
-        if (value := getattr(recipe, name))
-    }
+    names = ("model", "data", "eval_data", "out", "cache_dir")
+    paths = check_paths({name: getattr(recipe, name) for name in names})
     changes: dict[str, Any] = {
         name: str(path.absolute())
         for name, path in paths.items()
         if name in ("out", "cache_dir") or path.exists()  # what does not exist may be a hub id
     }
     return replace(recipe, **changes)
+
+
+def check_paths(named: Mapping[str, str | None]) -> dict[str, Path]:
+    """The paths of the options that name one; refuses those that the system cannot look up."""
+    return {name: path_of(flag(name), value) for name, value in named.items() if value}
 
 
 def check_places(recipe: Recipe) -> Path:
@@ -73,6 +80,11 @@ def check_out(out: str, sources: Mapping[str, str | None], marker: str, overwrit
             f"--out {folder} is a mount point, such as a Docker volume; the result replaces its folder as a "
             "whole, and a mount point cannot be replaced",
             f"give a folder inside it: --out {folder / 'result'}",
+        )
+    if len(os.fsencode(folder.name)) > LONGEST_NAME:
+        raise UserError(
+            f"--out must have a name of at most {LONGEST_NAME} bytes; got {shown(folder.name)}",
+            "give a shorter one: temporary folders next to it have this name and a few letters more",
         )
     for name, source in sources.items():
         if source and Path(source).expanduser().resolve().is_relative_to(folder):

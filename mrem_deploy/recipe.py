@@ -19,12 +19,13 @@ from typing import Any
 import yaml
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.base.options import convert_all, option, read_yaml
+from mrem_deploy.base.options import MOST_SEED, MOST_THREADS, convert_all, option, read_yaml
+from mrem_deploy.base.outside import shown
 from mrem_deploy.kernels.backends import CHOICES as BACKENDS
 from mrem_deploy.numerics import UNQUANTIZED_BITS
 from mrem_deploy.quant.spec import USUAL_QUANTIZERS, WEIGHT_QUANTIZERS, QuantSpec
-from mrem_deploy.recipe_checks import check
-from mrem_deploy.recipe_defaults import BALANCED, PRESETS, by_bits, by_method, by_preset, by_task, filled_in
+from mrem_deploy.recipe_checks import settle
+from mrem_deploy.recipe_defaults import BALANCED, PRESETS, by_bits, by_method, by_preset, by_task
 from mrem_deploy.recipe_groups import BITS, MACHINE, MODEL, MREM_P, OUTPUT, QAT, TRAINING
 from mrem_deploy.recipe_values import module_count as module_count
 from mrem_deploy.recipe_values import parse_bits as parse_bits
@@ -135,7 +136,9 @@ class Recipe:
         rare=True,
         before=1.0,
     )
-    seed: int = option(0, "draws the calibration sentences and the order of batches", group=TRAINING, least=0)
+    seed: int = option(
+        0, "draws the calibration sentences and the order of batches", group=TRAINING, least=0, most=MOST_SEED
+    )
     per_channel: bool = option(
         True, "one scale per output channel of a weight instead of one per weight", group=BITS
     )
@@ -198,6 +201,7 @@ class Recipe:
         "processes; 0: one per module, at most one per GPU or CPU core",
         group=MREM_P,
         least=0,
+        most=MOST_THREADS,
         decides=False,
     )
     max_restarts: int = option(
@@ -312,7 +316,7 @@ class Recipe:
         "what gives the scores: the validated ONNX model (torch predicts 512 examples to compare) or torch",
         group=OUTPUT, choices=("onnxruntime", "torch"), decides=False, rare=True,
     )  # fmt: skip
-    threads: int = option(0, "CPU threads; 0: torch's choice", group=MACHINE, least=0)
+    threads: int = option(0, "CPU threads; 0: torch's choice", group=MACHINE, least=0, most=MOST_THREADS)
     device: str = option("auto", "auto, cpu, cuda or cuda:N", group=MACHINE)
     kernels: str = option(
         "auto",
@@ -322,9 +326,7 @@ class Recipe:
     )
 
     def __post_init__(self) -> None:
-        for name, value in filled_in(self).items():
-            object.__setattr__(self, name, value)
-        check(self)
+        settle(self)
 
     @property
     def spec(self) -> QuantSpec:
@@ -392,5 +394,6 @@ def make_recipe(values: dict[str, Any]) -> Recipe:
     """A recipe from values of YAML or the command line."""
     values = dict(values)
     if isinstance(modules := values.get("modules"), list):  # YAML: [3, 6, 9]
-        values["modules"] = ",".join(str(item) for item in modules) + ("," if len(modules) == 1 else "")
+        texts = (item if isinstance(item, str) else shown(item) for item in modules)
+        values["modules"] = ",".join(texts) + ("," if len(modules) == 1 else "")
     return Recipe(**convert_all(Recipe, values))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.base.options import bad_value, check_options, flag
+from mrem_deploy.base.options import bad_value, check_options, convert_all, flag
 from mrem_deploy.quant.spec import HOT_ROWS, TWO_BIT_QUANTIZERS
-from mrem_deploy.recipe_defaults import default_rate
+from mrem_deploy.recipe_defaults import default_rate, filled_in
 from mrem_deploy.recipe_values import (
     parse_duration,
     parse_epochs,
@@ -20,6 +20,16 @@ Recipe = Any  # mrem_deploy.recipe.Recipe, which calls this module
 
 EARLIER_RATES = (5e-4, 5e-5)  # defaults of --lr that earlier builds wrote into recipe.yaml, also of qat
 WITH_STEPS = ("mrem-s", "mrem-p", "rem")  # methods whose training is counted in steps per module or matmul
+
+
+def settle(recipe: Recipe) -> None:
+    """Give every option its type, fill in what is left open, and check the whole."""
+    given = {name: value for name, value in vars(recipe).items() if value is not None}
+    for name, value in convert_all(type(recipe), given).items():
+        object.__setattr__(recipe, name, value)
+    for name, value in filled_in(recipe).items():
+        object.__setattr__(recipe, name, value)
+    check(recipe)
 
 
 def check(recipe: Recipe) -> None:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.base.options import whole
+from mrem_deploy.base.options import MOST_THREADS, whole
+from mrem_deploy.base.outside import path_of
 
 if TYPE_CHECKING:
     from mrem_deploy.data.task_data import TaskData
@@ -81,7 +82,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--batch-size", type=whole("--batch-size", 1), default=32, help="examples at once (default 32)"
     )
     parser.add_argument(
-        "--threads", type=whole("--threads", 0), default=0, help="CPU threads; 0: the runtimes' choice"
+        "--threads",
+        type=whole("--threads", 0, MOST_THREADS),
+        default=0,
+        help="CPU threads; 0: the runtimes' choice",
     )
     parser.add_argument(
         "--provider", default="cpu", help="onnxruntime's provider: cpu, cuda, tensorrt, … (default cpu)"
@@ -101,7 +105,7 @@ def _points(text: str) -> float:
 
 def main(argv: list[str] | None = None) -> int:
     values = vars(build_parser().parse_args(argv))
-    settings = Settings(**values | {"folder": Path(values["folder"]).expanduser()})
+    settings = Settings(**values | {"folder": path_of("DIR", values["folder"])})
     found = validate(settings)
     print(summary(found))
     return 0 if found.verdict.passed else EXIT_FAILED
@@ -166,7 +170,7 @@ def onnx_file(settings: Settings) -> Path:
     from mrem_deploy.export.profiles import find_profile
 
     if settings.model_file is not None:
-        named = Path(settings.model_file).expanduser()
+        named = path_of("--model-file", settings.model_file)
         choices = [named] if named.is_absolute() else [settings.folder / named, named]
         path = next((path for path in choices if path.is_file()), None)
         if path is None:

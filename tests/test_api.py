@@ -104,6 +104,11 @@ def test_what_cannot_be_quantized_is_refused(workshop: Path, tmp_path: Path) -> 
         mrem.quantize_model(model, tokenizer, texts, mrem.Recipe(method="qat"))
     with pytest.raises(mrem.UserError, match="sentences is empty"):
         mrem.quantize_model(model, tokenizer, [])
+    for odd in (1984, ["a", "b"], ("a", 5), None):
+        with pytest.raises(mrem.UserError, match=r"got .* at place 2: "):
+            mrem.quantize_model(model, tokenizer, ["a film", odd])
+    with pytest.raises(mrem.UserError, match="sentence 1 must be text in UTF-8"):
+        mrem.quantize_model(model, tokenizer, ["half \ud83d"])
     with pytest.raises(mrem.UserError, match="got dict"):
         mrem.quantize_model(model, tokenizer, [{"text": "a film"}])  # type: ignore[list-item]
     save_tiny_bert(tmp_path / "masked", "BertForMaskedLM")

@@ -338,6 +338,13 @@ WRONG: list[tuple[str, Any, str]] = [
     ("data", {"train": "x"}, "text"),
     *(("max_memory", value, "8GB") for value in ("much", "8", "-1GB", "GB", "nanGB")),
     ("steps", None, "given"),
+    *((name, 10**9 + 1, "at most 1000000000") for name in ("steps", "calib_size", "eval_size", "holdout")),
+    ("threads", 1025, "at most 1024"),
+    ("workers", 1025, "at most 1024"),
+    ("seed", 2**32, "at most 4294967295"),
+    ("max_memory", "1e400GB", "8GB"),
+    *((name, "a\ud800", "UTF-8") for name in ("model", "data", "text_column", "keep_fp", "export")),
+    ("model", "a\0b", "UTF-8"),
 ]  # fmt: skip
 
 
@@ -421,3 +428,42 @@ def test_options_that_contradict_each_other(values: dict[str, Any], said: str) -
         make_recipe(values)
     assert said in caught.value.problem
     assert caught.value.remedy
+
+
+def test_a_recipe_made_in_python_gets_the_types_of_its_options(tmp_path: Path) -> None:
+    recipe = Recipe(model=tmp_path, modules=3, steps="7", lr="1e-3", keep_fp=["a"])  # type: ignore[arg-type]
+    assert (recipe.model, recipe.modules, recipe.steps, recipe.lr) == (str(tmp_path), "3", 7, 1e-3)
+    assert recipe.keep_fp == ("a",)
+    with pytest.raises(UserError, match=r"--steps must be a whole number; got 1\.5"):
+        Recipe(steps=1.5)  # type: ignore[arg-type]
+
+
+def test_an_alias_of_a_single_value_is_allowed(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, "text_column: &name review\nlabel_column: *name\n")
+    assert from_yaml(path) == {"text_column": "review", "label_column": "review"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("keep_fp: &a [x]\ndata: *a\n", "single value"),
+        ("keep_fp: &a [*a]\n", "single value"),
+        ("steps: 1\nsteps: 1\n", "'steps' is given 2 times"),
+        ("steps: " + "9" * 5000, "Exceeds the limit"),
+        ("data: " + "{a: " * 2000 + "1" + "}" * 2000, "nested too deeply"),
+        ("# " + "x" * 300_000, "262,144 bytes"),
+        ("text_column: 2024-99-99", "month must be in"),
+    ],
+)
+def test_yaml_that_nobody_can_use(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read as YAML") as caught:
+        from_yaml(yaml_file(tmp_path, text))
+    assert said in str(caught.value)
+
+
+def test_a_hexadecimal_number_beyond_writing_is_refused(tmp_path: Path) -> None:
+    for name in ("steps", "model", "modules"):
+        with pytest.raises(UserError, match="bits"):
+            make_recipe(from_yaml(yaml_file(tmp_path, f"{name}: 0x1{'0' * 5000}")))
+    with pytest.raises(UserError, match="unknown options"):
+        from_yaml(yaml_file(tmp_path, f"? 0x1{'0' * 5000}\n: 1"))

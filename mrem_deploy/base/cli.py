@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 from mrem_deploy.base.errors import UserError, WorkerFailed
+from mrem_deploy.base.outside import check_text, refusal
 from mrem_deploy.base.resuming import command_after
 
 EXIT_FAILED = 1
@@ -38,9 +39,17 @@ def run(
     """Call a command's main and turn its exceptions into exit codes. `resumes`: it has --resume."""
     set_environment()
     try:
+        for argument in sys.argv[1:] if argv is None else argv:
+            check_text("an argument", argument)
         return main(argv)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except OSError as error:
+        explained = refusal(error)
+        if explained is None:
+            raise
+        print(f"error: {explained}", file=sys.stderr)
         return EXIT_USER_ERROR
     except WorkerFailed as error:
         command = command_after(error)

@@ -23,6 +23,7 @@ from typing import Any
 import platformdirs
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.outside import path_of
 from mrem_deploy.base.scratch import owned_folder, sweep
 
 # <fcntl.h> and <linux/fs.h>
@@ -152,7 +153,7 @@ def check_folder(out: str | None) -> Path | None:
 def cache_folder() -> Path:
     """$MREM_CACHE, else the platform's cache folder for this user."""
     named = os.environ.get("MREM_CACHE")
-    return Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("mrem_deploy", False))
+    return path_of("MREM_CACHE", named) if named else Path(platformdirs.user_cache_dir("mrem_deploy", False))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
 import re
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,12 @@ from typing import Any
 import yaml
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.outside import check_text, shown
+
+MOST = 10**9  # of any whole number that has no other bound
+MOST_THREADS = 1024  # OpenMP crashes with many more
+MOST_SEED = 2**32 - 1
+LARGEST_YAML = 2**18  # bytes; a recipe has a few thousand
 
 
 def option(
@@ -32,6 +40,7 @@ def option(
     group: str,
     choices: tuple[str, ...] | None = None,
     least: int | None = None,
+    most: int = MOST,
     shown: str | None = None,
     decides: bool = True,
     rare: bool = False,
@@ -39,7 +48,7 @@ def option(
 ) -> Any:
     """A field that is an option.
 
-    least: the smallest number allowed.
+    least, most: the smallest and the largest number allowed.
     shown: the default as `--help` shows it, where `default` does not say it.
     decides: it changes the result, so a resumed run must have the same value.
     rare: few people need it; it is listed last in its group.
@@ -49,7 +58,7 @@ def option(
     if shown is None:
         shown = {True: "on", False: "off"}.get(default) if isinstance(default, bool) else str(default)
         shown = "" if default in (None, ()) else shown
-    metadata = {"help": help, "group": group, "choices": choices, "least": least}
+    metadata = {"help": help, "group": group, "choices": choices, "least": least, "most": most}
     return dataclasses.field(
         default=default,
         metadata=metadata | {"shown": shown, "decides": decides, "rare": rare, "before": before},
@@ -62,17 +71,21 @@ def flag(name: str) -> str:
 
 
 def bad_value(name: str, expected: str, got: Any) -> UserError:
-    return UserError(f"{flag(name)} must be {expected}; got {got!r}", "see --help for examples")
+    return UserError(f"{flag(name)} must be {expected}; got {shown(got)}", "see --help for examples")
 
 
 def check_options(settings: Any) -> None:
-    """Refuse values outside of the choices and bounds of their options."""
+    """Refuse values outside of the choices and bounds of their options, and texts that no file can hold."""
     for item in dataclasses.fields(settings):
         value, choices, least = getattr(settings, item.name), item.metadata["choices"], item.metadata["least"]
         if choices is not None and value not in choices:
             raise bad_value(item.name, f"one of {', '.join(choices)}", value)
         if least is not None and value < least:
             raise bad_value(item.name, f"at least {least}" if least else "0 or more", value)
+        if isinstance(value, int) and value > item.metadata["most"]:
+            raise bad_value(item.name, f"at most {item.metadata['most']}", value)
+        for text in [value] if isinstance(value, str) else value if isinstance(value, tuple) else ():
+            check_text(flag(item.name), text)
 
 
 # -- the command line and its documentation ----------------------------------------------------------------
@@ -147,12 +160,18 @@ def _as_code(text: str) -> str:
 
 def whole(flag: str, least: int, most: int | None = None) -> Callable[[str], int]:
     """An argparse type: a whole number in a range."""
-    expected = f"a whole number of at least {least}" if most is None else f"a whole number, {least} to {most}"
+    limit = MOST if most is None else most
 
     def read(text: str) -> int:
-        number = int(text) if text.isascii() and text.isdigit() else -1
-        if number < least or (most is not None and number > most):
-            raise UserError(f"{flag} must be {expected}; got {text!r}", f"for example {flag} {least}")
+        digits = text.isascii() and text.isdigit()
+        number = int(text[:20]) if digits else -1  # 20 digits are beyond any limit
+        if number < least or number > limit:
+            bounds = (
+                f", {least} to {limit}" if most is not None or number > limit else f" of at least {least}"
+            )
+            raise UserError(
+                f"{flag} must be a whole number{bounds}; got {shown(text)}", f"for example {flag} {least}"
+            )
         return number
 
     return read
@@ -176,13 +195,38 @@ def several(read: Callable[[str], Any], flag: str, example: str) -> Callable[[st
 # -- YAML --------------------------------------------------------------------------------------------------
 
 
+class _PlainLoader(yaml.SafeLoader):
+    """YAML of options: no key twice, and no alias of anything but a single value.
+
+    Aliases of lists multiply: a few lines can stand for more values than any memory holds.
+    """
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        is_alias = self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        if is_alias and not isinstance(node, yaml.ScalarNode):
+            raise yaml.MarkedYAMLError(problem="an alias may stand for a single value only")
+        return node
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        names = (key.value.replace("-", "_") for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        (name, times), *_ = Counter(names).most_common(1) or [("", 0)]
+        if times > 1:
+            raise yaml.MarkedYAMLError(problem=f"{shown(name)} is given {times} times")
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path, settings: type) -> dict[str, Any]:
     """The keys of a YAML file; an unknown key is an error, not a silent default."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(_beginning(path), Loader=_PlainLoader)
     except FileNotFoundError:
         raise UserError(f"there is no recipe file {path}", "check the path given to --config") from None
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise UserError(
+            f"{path} cannot be read as YAML: it is nested too deeply", "see recipe.yaml in any result folder"
+        ) from None
+    except (yaml.YAMLError, OSError, ValueError) as error:  # ValueError: no UTF-8, or an impossible number
         raise UserError(
             f"{path} cannot be read as YAML: {error}", "see recipe.yaml in any result folder"
         ) from error
@@ -190,20 +234,35 @@ def read_yaml(path: Path, settings: type) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path} must have `option: value` lines", "see recipe.yaml in any result folder")
     known = {item.name for item in dataclasses.fields(settings)}
-    values = {str(key).replace("-", "_"): value for key, value in values.items()}
+    values = {
+        key.replace("-", "_") if isinstance(key, str) else shown(key): value for key, value in values.items()
+    }
     unknown = sorted(set(values) - known)
     if unknown:
         raise UserError(
-            f"{path} has unknown options: {', '.join(unknown)}",
+            f"{path} has unknown options: {', '.join(name[:60] for name in unknown[:12])}",
             f"the known ones are {', '.join(sorted(known))}",
         )
     return values
 
 
+def _beginning(path: Path) -> str:
+    """The text of a file that is not large; a device or a pipe may never end."""
+    with path.open("rb") as file:
+        content = file.read(LARGEST_YAML + 1)
+    if len(content) > LARGEST_YAML:
+        raise ValueError(f"it has more than {LARGEST_YAML:,} bytes")
+    return content.decode("utf-8")
+
+
+@functools.cache
+def _hints(settings: type) -> dict[str, Any]:
+    return typing.get_type_hints(settings)
+
+
 def convert_all(settings: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values from YAML or the command line, each converted to the type of its field."""
-    hints = typing.get_type_hints(settings)
-    return {name: _convert(name, value, hints[name]) for name, value in values.items()}
+    return {name: _convert(name, value, _hints(settings)[name]) for name, value in values.items()}
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:

@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads",
         dest="session_threads",
-        type=opt.whole("--threads", 1),
+        type=opt.whole("--threads", 1, opt.MOST_THREADS),
         default=1,
         help="threads of one onnxruntime session (default 1)",
     )

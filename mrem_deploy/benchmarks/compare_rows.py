@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.outside import UNREADABLE
 
 BASE = "ORT fp32"
 FIDELITY_NOTE = f" Flips: predictions that differ from {BASE}'s. KL: their mean divergence from it, in nats."
@@ -89,7 +90,7 @@ def read(path: Path) -> tuple[Conditions, list[Entry]]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return Conditions(**content["settings"]), [Entry.from_dict(row) for row in content["rows"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         raise UserError(
             f"--from {path} cannot be read as a compare.json: {error}",
             "give the compare.json that this command wrote",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.outside import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,8 +51,8 @@ def parse_geometry(text: str) -> Geometry:
     """'bert-base' or '256x4x4x1024' → the geometry."""
     if text in GEOMETRIES:
         return GEOMETRIES[text]
-    if not re.fullmatch(r"[0-9]+(x[0-9]+){3,4}", text):
-        raise UserError(f"--geometry {text!r} is unknown", f"use {SPELLING}")
+    if not re.fullmatch(r"[0-9]{1,6}(x[0-9]{1,6}){3,4}", text):
+        raise UserError(f"--geometry {shown(text)} is unknown", f"use {SPELLING}")
     geometry = Geometry(*map(int, text.split("x")))
     if min(map(int, text.split("x"))) < 1:
         raise UserError(f"--geometry {text}: every number must be at least 1", f"use {SPELLING}")

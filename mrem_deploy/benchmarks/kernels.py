@@ -10,10 +10,12 @@ On a machine with a GPU, the Triton ops follow (kernels_gpu.py).
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.outside import shown
 from mrem_deploy.benchmarks import options as opt
 from mrem_deploy.benchmarks.kernels_rows import YARDSTICK, KernelRow
 from mrem_deploy.benchmarks.output import Result, table
@@ -42,17 +44,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--rounds", opt.whole("--rounds", 1), "timed rounds, one call of each implementation per round")
     add("--warmup", opt.whole("--warmup", 1), "rounds before the timed ones")
     parser.add_argument(
-        "--threads", type=opt.whole("--threads", 0), default=0, help="CPU threads; 0: torch's choice"
+        "--threads",
+        type=opt.whole("--threads", 0, opt.MOST_THREADS),
+        default=0,
+        help="CPU threads; 0: torch's choice",
     )
     opt.add_places(parser)
 
 
 def size(text: str) -> tuple[int, int]:
     """An argparse type: '1024x768'."""
-    parts = text.split("x")
-    if len(parts) != 2 or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
-        raise UserError(f"--sizes must be ROWSxCOLUMNS; got {text!r}", "for example --sizes 1024x768")
-    return int(parts[0]), int(parts[1])
+    parts = re.fullmatch(r"([1-9][0-9]{0,6})x([1-9][0-9]{0,6})", text)
+    if parts is None:
+        raise UserError(f"--sizes must be ROWSxCOLUMNS; got {shown(text)}", "for example --sizes 1024x768")
+    return int(parts[1]), int(parts[2])
 
 
 def run(options: argparse.Namespace) -> Result:

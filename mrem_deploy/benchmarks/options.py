@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mrem_deploy.base.options import MOST_SEED as MOST_SEED
+from mrem_deploy.base.options import MOST_THREADS as MOST_THREADS
 from mrem_deploy.base.options import several as several
 from mrem_deploy.base.options import whole as whole
 from mrem_deploy.benchmarks.geometry import POSITIONS, SPELLING, parse_geometry
@@ -42,7 +44,7 @@ def add_shared(parser: argparse.ArgumentParser, defaults: Mapping[str, Default])
     add("--length", whole("--length", 3, POSITIONS), "tokens per sentence")
     parser.add_argument(
         "--threads",
-        type=whole("--threads", 0),
+        type=whole("--threads", 0, MOST_THREADS),
         default=0,
         help="CPU threads; 0 (default): torch's choice",
     )
@@ -52,7 +54,7 @@ def add_shared(parser: argparse.ArgumentParser, defaults: Mapping[str, Default])
 def add_places(parser: argparse.ArgumentParser) -> None:
     """The options of every benchmark: the seed, where the result goes, and whether it is a first look."""
     parser.add_argument(
-        "--seed", type=whole("--seed", 0, 2**32 - 1), default=0, help="of weights and tokens (default 0)"
+        "--seed", type=whole("--seed", 0, MOST_SEED), default=0, help="of weights and tokens (default 0)"
     )
     parser.add_argument("--out", metavar="DIR", help="folder for the numbers (.json) and the plot (.png)")
     parser.add_argument(

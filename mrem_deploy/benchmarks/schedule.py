@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.outside import UNREADABLE
 from mrem_deploy.base.progress import bar
 from mrem_deploy.benchmarks import options as opt
 from mrem_deploy.benchmarks.output import Result, table
@@ -95,7 +97,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--measured", metavar="JSON", help="parallel.json of `benchmark parallel`, for the step time"
     )
     parser.set_defaults(threads=0)  # nothing here computes with torch
-    parser.add_argument("--seed", type=opt.whole("--seed", 0, 2**32 - 1), default=0, help="of the jitter")
+    parser.add_argument("--seed", type=opt.whole("--seed", 0, opt.MOST_SEED), default=0, help="of the jitter")
     parser.add_argument("--out", metavar="DIR", help="folder for the numbers (.json) and the plot (.png)")
     parser.add_argument("--quick", action="store_true", help="a first look: smaller defaults")
 
@@ -142,8 +144,11 @@ def measured_step(path: str) -> float:
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))["rows"]
         seconds = next(row["step_seconds"] for row in rows if row["run"] == MREM_P)
-        return float(sum(seconds.values()) / len(seconds))
-    except (OSError, ValueError, KeyError, TypeError, StopIteration, ZeroDivisionError) as error:
+        step = float(sum(seconds.values()) / len(seconds))
+        if not 0 < step < math.inf:
+            raise ValueError(f"a step of {step} seconds")
+        return step
+    except (*UNREADABLE, StopIteration, ArithmeticError) as error:
         raise UserError(
             f"--measured {path} is not a result of `benchmark parallel`: {error!r}",
             "give the parallel.json that it writes with --out",

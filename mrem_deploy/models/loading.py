@@ -18,6 +18,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.outside import path_of
 
 # head -> the transformers class that builds it
 HEADS = {
@@ -99,7 +100,7 @@ def check_max_length(model: PreTrainedModel, max_length: int) -> None:
 
 def _locate(name: str) -> str:
     """The folder or hub id to load from; a local folder is checked before transformers sees it."""
-    folder = Path(name).expanduser()
+    folder = path_of("the model", name)
     if folder.is_dir():
         _check_folder(folder)
         return str(folder)

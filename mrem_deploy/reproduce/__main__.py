@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.outside import path_of
 from mrem_deploy.benchmarks import options as opt
 from mrem_deploy.reproduce.experiments import EXPERIMENTS, PAPERS
 from mrem_deploy.reproduce.paper import PAPER_MODELS
@@ -125,7 +126,7 @@ def build_parser() -> argparse.ArgumentParser:
     plan_option("--qat-lr", _rate("--qat-lr"), "learning rate of QAT (the default of mrem quantize)")
     add("--per-channel", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS,
         help="one weight scale per output channel; per-channel and ablation have both")  # fmt: skip
-    whole("--threads", 0, "CPU threads; 0: torch chooses")
+    plan_option("--threads", opt.whole("--threads", 0, opt.MOST_THREADS), "CPU threads; 0: torch chooses")
     add("--geometry", type=opt.several(_geometry, "--geometry", "bert-base,bert-large"), default=(),
         help="main and overview: also time and memory of bert-base or bert-large (or both), measured over a "
         "few steps with random weights and extrapolated")  # fmt: skip
@@ -202,7 +203,7 @@ def main(argv: list[str] | None = None) -> int:
     from mrem_deploy.reproduce.subjects import Finetuning, find_subjects
 
     processes.preload("mrem_deploy.pipeline")
-    out = Path(given.out).expanduser().absolute()
+    out = path_of("--out", given.out).absolute()
     if not given.dry_run:
         check_folder(str(out))
     length = options.get("max_length") or Finetuning.max_length

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.outside import path_of
 from mrem_deploy.base.processes import in_fresh_process
 from mrem_deploy.base.progress import say
 from mrem_deploy.data.tasks import find_task
@@ -54,7 +55,7 @@ def find_subjects(
 
 
 def _absolute(place: str) -> str:
-    path = Path(place).expanduser()
+    path = path_of("the path", place)
     return str(path.absolute()) if path.exists() else place  # what does not exist may be a hub id
 
 

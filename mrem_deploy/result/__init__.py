@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.outside import path_of
 from mrem_deploy.evaluate.accuracy import Accuracy
 from mrem_deploy.result.history import HISTORY, Curve, History, LayerErrors
 from mrem_deploy.result.metrics import (
@@ -103,7 +104,7 @@ def open_result(folder: str | Path) -> Result:
     """A folder that `mrem quantize` wrote."""
     from mrem_deploy.quant.artifact import MANIFEST
 
-    path = Path(folder).expanduser()
+    path = path_of("the result folder", folder)
     if not (path / MANIFEST).is_file():
         missing = f"it has no {MANIFEST}" if path.is_dir() else "there is no such folder"
         raise UserError(f"{path} is not a result folder: {missing}", "give the --out folder of mrem quantize")

@@ -218,6 +218,51 @@ def mixed_checkpoints(place: Place) -> None:
     place.file(".out.work/module-0.safetensors", foreign)
 
 
+def unreadable(place: Place) -> None:
+    """Root may read anything, so the system's refusal is played."""
+    real = Path.open
+
+    def refuse(path: Path, mode: str = "r", *args: Any, **options: Any) -> Any:
+        if path.name == "train.jsonl" and "b" not in mode:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, mode, *args, **options)
+
+    place.patch.setattr(Path, "open", refuse)
+
+
+def unreadable_folder(place: Place) -> None:
+    real = Path.iterdir
+
+    def refuse(path: Path) -> Any:
+        if path == place.data:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    place.patch.setattr(Path, "iterdir", refuse)
+
+
+def a_loop(name: str) -> Callable[[Place], None]:
+    """A link that leads to itself, given as an option."""
+
+    def arrange(place: Place) -> None:
+        (place.root / "loop").symlink_to("loop")
+        place.set(**{name: place.root / "loop"})
+
+    return arrange
+
+
+def folder_for_a_file(place: Place) -> None:
+    (place.root / "single.csv").mkdir()
+    place.set(data=place.root / "single.csv")
+
+
+def deep(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+BOMB = "x0: &x0 [a]\n" + "".join(f"x{i}: &x{i} [*x{i - 1}, *x{i - 1}]\n" for i in range(1, 40))
+
+
 def foreign_files(place: Place) -> None:
     place.set(out=place.root / "thesis")
     place.file("thesis/chapter-1.tex", "years of work")
@@ -270,6 +315,35 @@ CASES = [
     Case("data folder empty", lambda p: p.data_file("sub/x.doc", "") or p.set(data=p.root / "sub"),
          ("Expected train", "x.doc", "→")),
     Case("data no json", lambda p: p.data_file("a.jsonl", '{"text": "a"\n'), ("a.jsonl", "line 1", "→")),
+    Case("data nested too deeply", lambda p: p.data_file("a.jsonl", f'{{"text": {deep(100_000)}}}\n'),
+         ("a.jsonl", "line 1", "nested too deeply", "→")),
+    Case("data with half a character", lambda p: p.data_file("a.jsonl", '{"text": "a \\ud83d b"}\n'),
+         ("a.jsonl", "line 1", "ud83d", "lone surrogate", "→")),
+    Case("data with a number of 5,000 digits",
+         lambda p: p.data_file("a.jsonl", f'{{"text": "a", "label": {"9" * 5000}}}\n'),
+         ("a.jsonl", "line 1", "digits", "→")),
+    Case("two columns of one name", lambda p: p.data_file("a.csv", "text,label,text\na,0,b\nc,1,d\n"),
+         ("a.csv", "own name", "'text'", "columns 1 and 3", "→")),
+    Case("a text with a comma without quotes", lambda p: p.data_file("a.csv", "text,label\na,0\nb, c,1\n"),
+         ("a.csv", "expected 2 fields", "1 of 2", "row 3", "with 3", "quotes", "→")),
+    Case("a number for a text", lambda p: p.data_file("a.jsonl", '{"text": "a", "label": 0}\n' * 4
+         + '{"text": 1984, "label": 1}\n' * 4), ("a.jsonl", "row", "1984", "not text", "→", "--text-column")),
+    Case("a list for a text", lambda p: p.data_file("a.jsonl", '{"text": ["a", "b"], "label": 0}\n' * 4),
+         ("a.jsonl", "row", "['a', 'b']", "not text", "→", "--text-column")),
+    Case("a score for a class", lambda p: p.data_file("a.csv", "text,label\n" + "a,0.5\nb,1\n" * 4),
+         ("class", "'label'", "row", "'0.5'", "→", "--label-column")),
+    Case("a list for a class", lambda p: p.data_file("a.jsonl", '{"text": "a", "label": [0]}\n' * 4),
+         ("class", "row", "[0]", "→", "--label-column")),
+    Case("data is a device", setting(data="/dev/zero", task="token-classification"),
+         ("/dev/zero", "device", "→", "ordinary file")),
+    Case("data is a link to itself", a_loop("data"), ("--data", "loop", "symbolic links", "→", "link")),
+    Case("data with a name too long", setting(data="x" * 300), ("--data", "too long", "→", "255")),
+    Case("data in the home of nobody", setting(data="~no-such-user/x"), ("--data", "~no-such-user", "→")),
+    Case("data that may not be read", unreadable, ("train.jsonl cannot be read", "Permission denied", "→")),
+    Case("data in a folder that may not be read", unreadable_folder,
+         ("folder", "data cannot be read", "Permission denied", "→")),
+    Case("a folder where a file is expected", folder_for_a_file, ("single.csv", "it holds nothing", "→")),
+    Case("a name that is not UTF-8", setting(data="caf\udce9.csv"), ("UTF-8", "udce9", "→", "rename")),
     Case("evaluation data missing", setting(eval_data="nowhere.csv"), ("nowhere.csv", "no such file", "→")),
     Case("text column", setting(text_column="review"),
          ("'review'", "it has 'text', 'label'", "→", "--text-column")),
@@ -292,6 +366,9 @@ CASES = [
     Case("model missing", setting(model="./no-model"), ("no model folder ./no-model", "→", "config.json")),
     Case("model not on the hub", setting(model="nobody/no-model"),
          ("nobody/no-model", "hub", "→", "hf download")),
+    Case("model with a name too long", setting(model="x" * 300), ("--model", "too long", "→", "255")),
+    Case("model is a link to itself", a_loop("model"), ("--model", "symbolic links", "→")),
+    Case("model is a file", lambda p: p.set(model=p.data / "train.jsonl"), ("is a file", "→", "folder")),
     Case("model folder is none", lambda p: p.set(model=p.data), ("no config.json", "train.jsonl", "→")),
     Case("model already quantized", already_quantized, ("cannot be loaded", "model.safetensors", "→")),
     Case("NaN in weights", lambda p: p.edit_weights(lambda w: w["classifier.weight"][0].fill_(float("nan"))),
@@ -314,6 +391,15 @@ CASES = [
     Case("steps in words", setting(steps="many"), ("--steps", "whole number", "'many'", "→")),
     Case("steps negative", setting(steps=-5), ("--steps", "at least 1", "-5", "→")),
     Case("seed negative", setting(seed=-1), ("--seed", "0 or more", "-1", "→")),
+    Case("100,000 threads", setting(threads=100_000), ("--threads", "at most 1024", "100000", "→")),
+    Case("100,000 workers", setting(workers=100_000), ("--workers", "at most 1024", "100000", "→")),
+    Case("steps beyond counting", setting(steps=10**18), ("--steps", "at most 1000000000", "→")),
+    Case("steps of 5,000 digits", setting(steps="9" * 5000), ("--steps", "whole number", "999", "→")),
+    Case("bits of 5,000 digits", setting(bits="9" * 5000 + "-4-8"), ("--bits", "three numbers", "→")),
+    Case("seed beyond 32 bits", setting(seed=2**64), ("--seed", "4294967295", "→")),
+    Case("learning rate not a number", setting(lr="nan"), ("--lr", "between 0 and 1", "nan", "→")),
+    Case("memory without end", setting(max_memory="infGB"), ("--max-memory", "8GB", "'infGB'", "→")),
+    Case("time without end", setting(time_budget="9" * 400 + "h"), ("--time-budget", "at most a year", "→")),
     Case("learning rate negative", setting(lr=-0.1), ("--lr", "between 0 and 1", "-0.1", "→")),
     Case("memory without a unit", setting(max_memory="plenty"), ("--max-memory", "8GB", "'plenty'", "→")),
     Case("method unknown", setting(method="magic"),
@@ -342,6 +428,9 @@ CASES = [
          ("train.jsonl is a file", "→", "folder")),
     Case("out in /proc", setting(out="/proc/mrem/out"), ("cannot write /proc/mrem/out", "→")),
     Case("out without permission", no_permission, ("no permission to write", "locked/result", "→")),
+    Case("out with a name too long", setting(out="x" * 300), ("--out", "too long", "→", "255")),
+    Case("out without room for temporary names", setting(out="x" * 250), ("--out", "200 bytes", "→")),
+    Case("out is a link to itself", a_loop("out"), ("--out", "symbolic links", "→")),
     Case("out holds other files", foreign_files,
          ("thesis", "not empty", "not written by this command", "→", "nothing was touched")),
     Case("out holds the model", lambda p: p.set(out=p.root), ("contains the --model", "→", "another folder")),
@@ -372,6 +461,23 @@ CASES = [
     Case("recipe no YAML", lambda p: p.config("bits: [4\n"), ("my.yaml", "YAML", "→")),
     Case("recipe of wrong type", lambda p: p.config("steps: many\n"),
          ("--steps", "whole number", "'many'", "→")),
+    Case("recipe nested too deeply", lambda p: p.config(f"data: {deep(5000)}\n"),
+         ("my.yaml", "nested too deeply", "→")),
+    Case("recipe that multiplies itself", lambda p: p.config(BOMB), ("my.yaml", "alias", "→")),
+    Case("recipe with a key twice", lambda p: p.config("steps: 5\nsteps: 6\n"),
+         ("my.yaml", "'steps' is given 2 times", "→")),
+    Case("recipe with one key in two spellings", lambda p: p.config("calib-size: 5\ncalib_size: 6\n"),
+         ("my.yaml", "'calib_size' is given 2 times", "→")),
+    Case("recipe with half a character", lambda p: p.config('text_column: "\\ud83d"\n'),
+         ("--text-column", "UTF-8", "ud83d", "→")),
+    Case("recipe with an impossible date", lambda p: p.config("text_column: 2024-99-99\n"),
+         ("my.yaml", "month", "→")),
+    Case("recipe is a folder", lambda p: p.flags.extend(["--config", str(p.data)]),
+         ("data", "directory", "→")),
+    Case("recipe is a device", lambda p: p.flags.extend(["--config", "/dev/zero"]),
+         ("/dev/zero", "262,144 bytes", "→")),
+    Case("recipe not in UTF-8", lambda p: p.flags.extend(["--config", str(p.file("a.yaml", b"bits: \xff"))]),
+         ("a.yaml", "utf-8", "→")),
     Case("recipe with a list for a path", lambda p: p.config("data: [a, b]\n"), ("--data", "text", "→")),
     Case("only a model", without("task", "data"), ("--task, --data must be given", "→", "--model")),
     Case("only data", without("model", "task"), ("--model, --task must be given", "→")),

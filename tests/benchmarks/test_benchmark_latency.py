@@ -222,7 +222,7 @@ BAD = [
     (["--options", "SkipLayerNormFusion"], "--options 'SkipLayerNormFusion' cannot be read"),
     (["--options", "disabled_optimizers=SkipLayerNormFusoin"], "'SkipLayerNormFusoin'"),
     (["--device", "tpu"], "--device must be auto, cpu, gpu; got 'tpu'"),
-    (["--threads", "0"], "--threads must be a whole number of at least 1"),
+    (["--threads", "0"], "--threads must be a whole number, 1 to 1024"),
     (["--model", "elsewhere"], "--model belongs to a result folder"),
     (["somewhere", "--geometry", TINY], "--geometry is for random weights"),
     (["somewhere", "--per-channel"], "--per-channel is for random weights"),

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.outside import shown
 
 PEERS = {"openvino": "pip install openvino nncf"}  # other runtimes, and how to install them
 OPTIONS_SPELLING = "disabled_optimizers=SkipLayerNormFusion, or KEY=VALUE;KEY=VALUE, or none"
@@ -24,10 +25,10 @@ class Shape:
 
 def read_shape(text: str) -> Shape:
     """An argparse type: '8x128'."""
-    match = re.fullmatch(r"([1-9][0-9]*)[x×]([1-9][0-9]*)", text)
+    match = re.fullmatch(r"([1-9][0-9]{0,5})[x×]([1-9][0-9]{0,5})", text)
     if match is None:
         raise UserError(
-            f"--shapes: {text!r} is not a shape", "write BATCHxTOKENS, for example --shapes 1x32,8x128"
+            f"--shapes: {shown(text)} is not a shape", "write BATCHxTOKENS, for example --shapes 1x32,8x128"
         )
     return Shape(int(match[1]), int(match[2]))
 

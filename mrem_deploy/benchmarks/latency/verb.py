@@ -70,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="with DIR: where the full-precision model is now, if it has moved")
     parser.add_argument("--data", help="with DIR: where the task's data is now, if it has moved")
     add("--shapes", opt.several(read_shape, "--shapes", "1x32,8x128"), "batch x tokens")
-    counts = opt.several(opt.whole("--threads", 1), "--threads", "1,2")
+    counts = opt.several(opt.whole("--threads", 1, opt.MOST_THREADS), "--threads", "1,2")
     add("--threads", counts, "threads of one session", "thread_counts")
     add("--rounds", opt.whole("--rounds", 1), "timed rounds, one run of each model per round")
     add("--warmup", opt.whole("--warmup", 1), "rounds before the timed ones")
