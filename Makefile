@@ -7,6 +7,7 @@
 #   make setup TORCH_INSTALL="torch==2.13.0"  which PyTorch, e.g. the default build for use with a GPU
 #   make test PYTEST_ARGS="-k packing"
 #   make test TEST_PROCESSES=0      in one process, to see what a test prints
+#   make fuzz FUZZ_SECONDS=900 FUZZ_TARGETS="tables packing"
 #   make optimum RESULT=mrem-demo   your own result folder instead of a tiny one; also for `make oldest`
 #   make oldest OLD_PYTHON=/path/to/python3.10   if the oldest onnxruntime has no wheel for this Python
 
@@ -18,6 +19,8 @@ TORCH_ARGS ?=
 PYTEST_ARGS ?=
 TEST_PROCESSES ?= 2
 DEMO_ARGS ?=
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?=
 RESULT ?=
 
 # Some virtual machines announce AMX but do not allow it; oneDNN then dies with SIGILL.
@@ -26,12 +29,12 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip
 CPP := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
-CPP_BUILT := $(filter-out kernels/cpu/test_%,$(CPP))
+CPP_BUILT := $(filter-out kernels/cpu/test_% kernels/cpu/fuzz_%,$(CPP))
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test gpu-compile demo lint format typecheck sanitize bench docs optimum oldest clean distclean
+.PHONY: help setup test gpu-compile demo lint format typecheck sanitize fuzz bench docs optimum oldest clean distclean
 
 help:
 	@echo "make setup      install everything into $(VENV)"
@@ -41,6 +44,7 @@ help:
 	@echo "make format     format all files with ruff and clang-format"
 	@echo "make typecheck  check the types with mypy"
 	@echo "make sanitize   C++ tests under the address and undefined-behaviour sanitizers"
+	@echo "make fuzz       any bytes into the readers of data and results, and into packing, a minute each"
 	@echo "make gpu-compile  the Triton kernels compiled for three GPUs and checked, without a GPU"
 	@echo "make bench      micro-benchmarks of the kernels"
 	@echo "make docs       write docs/recipe.md from the options of the recipe"
@@ -134,6 +138,16 @@ sanitize: $(READY)
 	$(VENV)/bin/cmake --build build/sanitize
 	./build/sanitize/test_packing
 	./build/sanitize/test_training
+	$(VENV)/bin/cmake -S . -B build/sanitize-extension --fresh -G Ninja -DCMAKE_BUILD_TYPE=Debug \
+	    -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja -DPython_EXECUTABLE=$(abspath $(PY)) \
+	    -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir) -DMREM_SANITIZE=ON
+	$(VENV)/bin/cmake --build build/sanitize-extension
+	MREM_TEST_EXTENSION=$$(ls $(CURDIR)/build/sanitize-extension/_cpu*.so) ASAN_OPTIONS=detect_leaks=0 \
+	    LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so) \
+	    $(PY) -m pytest -n0 -p no:cacheprovider tests/kernels/test_cpu_bindings.py
+
+fuzz: $(READY)
+	$(PY) tests/fuzz/run.py --seconds $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
 bench: $(READY)
 	$(PY) -m mrem_deploy.benchmarks.packing
@@ -159,7 +173,7 @@ oldest: $(if $(RESULT),,build/onnx-result) $(READY)
 	    build/onnx-result/2-2-8-midrise)
 
 clean:
-	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache kernels/cpu/*.so $(READY)
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis kernels/cpu/*.so $(READY)
 	find mrem_deploy kernels export tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

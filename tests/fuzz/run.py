@@ -1,0 +1,94 @@
+"""`make fuzz`: every fuzzer for a while, one after the other; exit code 1 if one of them found something.
+
+What they learn stays in build/fuzz/NAME and is the start of the next run; an input that failed is
+build/fuzz/NAME-found-*. `python tests/fuzz/fuzz_tables.py FILE` runs one input again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "fuzz"
+TARGETS = ("tables", "artifact", "packing")
+MEMORY_MIB = 4096
+
+
+def seeds(name: str) -> None:
+    """Good inputs to start from, if there are none yet."""
+    corpus = BUILD / name
+    corpus.mkdir(parents=True, exist_ok=True)
+    if any(corpus.iterdir()) or name == "packing":
+        return
+    code = f"import fuzz_{name}, sys; sys.stdout.buffer.write(repr(fuzz_{name}.seeds()).encode())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, check=True
+    )
+    for number, content in enumerate(ast.literal_eval(done.stdout.decode())):
+        (corpus / f"seed-{number}").write_bytes(content)
+
+
+def command(name: str) -> list[str] | str:
+    """What starts a fuzzer, or why it cannot be started here."""
+    if name != "packing":
+        if importlib.util.find_spec("atheris") is None:
+            return "atheris is not installed (pip install atheris)"
+        return [sys.executable, str(Path(__file__).with_name(f"fuzz_{name}.py"))]
+    clang = os.environ.get("CLANG") or shutil.which("clang++")
+    cmake = Path(sys.executable).with_name("cmake")
+    if clang is None:
+        return "clang++ is not installed (Debian: apt install clang libclang-rt-dev)"
+    folder = BUILD / "cmake"
+    options = [f"-DCMAKE_CXX_COMPILER={clang}", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DMREM_SANITIZE=ON"]
+    options += ["-DMREM_BUILD_EXTENSION=OFF", "-DMREM_BUILD_FUZZERS=ON"]
+    for step in ([cmake, "-S", ROOT, "-B", folder, "--fresh", *options], [cmake, "--build", folder]):
+        done = subprocess.run(step, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            return f"{clang} cannot build it:\n{done.stdout[-2000:]}"
+    return [str(folder / "fuzz_packing")]
+
+
+def fuzz(name: str, seconds: int) -> bool:
+    """Whether the fuzzer ran without finding anything, or could not run at all."""
+    start = command(name)
+    if isinstance(start, str):
+        print(f"{name}: skipped, because {start}", flush=True)
+        return True
+    seeds(name)
+    limits = [f"-max_total_time={seconds}", f"-rss_limit_mb={MEMORY_MIB}", "-timeout=60", "-max_len=4096"]
+    log = BUILD / f"{name}.log"
+    began = time.monotonic()
+    with log.open("w") as output:
+        done = subprocess.run(
+            [*start, *limits, f"-artifact_prefix={BUILD}/{name}-found-", str(BUILD / name)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+        )
+    took = time.monotonic() - began
+    lines = log.read_text(errors="replace").splitlines()
+    last = next((line for line in reversed(lines) if line.startswith(("Done ", "#"))), "")
+    outcome = "nothing found" if done.returncode == 0 else f"FOUND SOMETHING, see {log}"
+    print(f"{name}: {outcome} in {took:.0f} s ({last.strip()})", flush=True)
+    return done.returncode == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("targets", nargs="*", default=TARGETS, metavar="NAME", help=", ".join(TARGETS))
+    parser.add_argument("--seconds", type=int, default=60, help="for each of them (default 60)")
+    given = parser.parse_args()
+    results = [fuzz(name, given.seconds) for name in given.targets]  # all of them, whatever one finds
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
