@@ -118,19 +118,24 @@ class Anatomy:
     positive_inputs: frozenset[str]  # linears whose input is mostly positive (after GELU)
 
 
+def check_model_type(model_type: Any, source: Any = None) -> Architecture:
+    """The row of a model type; a UserError lists what is supported. `source` is the file that names it."""
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
+        named = f"{source}: " if source is not None else ""
+        raise UserError(
+            f"{named}model type {model_type!r} is not supported",
+            f"supported are {', '.join(ARCHITECTURES)}; to add one, see CONTRIBUTING.md",
+        )
+    return ARCHITECTURES[model_type]
+
+
 def _join(*parts: str) -> str:
     return ".".join(part for part in parts if part)
 
 
 def anatomy(model: PreTrainedModel) -> Anatomy:
     """Find the layers of a Hugging Face model; a UserError lists what is supported."""
-    model_type = getattr(model.config, "model_type", "unknown")
-    if model_type not in ARCHITECTURES:
-        raise UserError(
-            f"model type {model_type!r} is not supported",
-            f"supported are {', '.join(ARCHITECTURES)}; to add one, see CONTRIBUTING.md",
-        )
-    row = ARCHITECTURES[model_type]
+    row = check_model_type(getattr(model.config, "model_type", "unknown"))
     prefix = getattr(model, "base_model_prefix", "")
     base = prefix if prefix and hasattr(model, prefix) else ""
     blocks_name = _join(base, row.blocks)

@@ -2,8 +2,7 @@
 
 Note: transformers fills what a checkpoint lacks with random numbers and only warns. Here that is an
 error, unless the caller is about to train the new head. And for a folder without tokenizer it silently
-makes an empty one; here that is an error too. Weights are read from safetensors only, and code from a
-checkpoint is never run.
+makes an empty one; here that is an error too. `gate` is in front of everything that transformers reads.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ from pathlib import Path
 from typing import TypedDict
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.outside import path_of
+from mrem_deploy.models import gate
 
 # head -> the transformers class that builds it
 HEADS = {
@@ -62,8 +62,8 @@ def load_model(
     """
     if head not in HEADS:
         raise UserError(f"Unknown head {head!r}.", f"Choose one of: {', '.join(HEADS)}.")
-    source = _locate(str(path_or_hub_id))
     with quiet_transformers():
+        source = _locate(str(path_or_hub_id))
         model, info = _load_weights(source, head, num_labels)
         _check_weights_fit(source, head, model, info, allow_new_head)
         _check_finite(source, model)
@@ -99,10 +99,11 @@ def check_max_length(model: PreTrainedModel, max_length: int) -> None:
 
 
 def _locate(name: str) -> str:
-    """The folder or hub id to load from; a local folder is checked before transformers sees it."""
+    """The folder or hub id to load from, checked before transformers sees it."""
     folder = path_of("the model", name)
     if folder.is_dir():
         _check_folder(folder)
+        gate.check_model_folder(folder)
         return str(folder)
     if folder.exists():
         raise UserError(
@@ -115,7 +116,25 @@ def _locate(name: str) -> str:
             "Check the path: a folder with config.json, model.safetensors and the tokenizer is expected, "
             "or a hub id such as textattack/bert-base-uncased-SST-2.",
         )
+    try:
+        gate.check_hub_model(name)
+    except OSError as error:
+        raise _unreadable(name, error) from error
     return name
+
+
+def load_config(path_or_hub_id: str) -> PretrainedConfig:
+    """The configuration of a model without its weights."""
+    from transformers import AutoConfig
+
+    with quiet_transformers():
+        source = _locate(path_or_hub_id)
+        try:
+            return AutoConfig.from_pretrained(source, trust_remote_code=False)
+        except OSError as error:
+            raise _unreadable(source, error) from error
+        except Exception as error:  # what is in config.json decides what transformers raises
+            raise _unbuildable(source, "model", error) from error
 
 
 def _listed(folder: Path) -> tuple[list[str], str]:
@@ -154,6 +173,9 @@ def _check_tokenizer_files(folder: Path, files: list[str], shown: str) -> None:
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a local folder, which need not hold a model that transformers can read."""
     _check_tokenizer_files(folder, *_listed(folder))
+    gate.check_links(folder)
+    gate.read_config(folder)
+    gate.check_tokenizer(folder)
     with quiet_transformers():
         return _load_tokenizer(str(folder))
 
@@ -172,7 +194,6 @@ def _pickle_refused(source: str, name: str) -> UserError:
 
 def _load_weights(source: str, head: str, num_labels: int | None) -> tuple[PreTrainedModel, LoadingInfo]:
     import transformers
-    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
     options = {} if num_labels is None else {"num_labels": num_labels}
@@ -192,19 +213,18 @@ def _load_weights(source: str, head: str, num_labels: int | None) -> tuple[PreTr
             f"The safetensors file in {source} cannot be read: {error}.",
             "It is incomplete or not a safetensors file (a Git LFS pointer?): copy or download it again.",
         ) from error
-    except (ValueError, KeyError, TypeError, StrictDataclassError) as error:
-        if "custom code" in str(error) or "trust_remote_code" in str(error):
-            raise UserError(
-                f"{source} needs its own code to load; code from a checkpoint is never run here.",
-                "Use a checkpoint of an architecture that transformers itself knows.",
-            ) from error
-        raise UserError(
-            f"transformers cannot build a {head} model from {source}: {_first_line(error)}",
-            "Check its config.json, or upgrade transformers if the architecture is newer.",
-        ) from error
     except OSError as error:
         raise _unreadable(source, error) from error
+    except Exception as error:  # what is in config.json decides what transformers raises
+        raise _unbuildable(source, f"{head} model", error) from error
     return model, info
+
+
+def _unbuildable(source: str, what: str, error: Exception) -> UserError:
+    return UserError(
+        f"transformers cannot build a {what} from {source}: {_first_line(error)}",
+        "Check its config.json, or upgrade transformers if the architecture is newer.",
+    )
 
 
 def _unreadable(source: str, error: OSError) -> UserError:

@@ -12,7 +12,7 @@ from mrem_deploy.base.processes import in_fresh_process
 from mrem_deploy.base.progress import say
 from mrem_deploy.data.tasks import find_task
 from mrem_deploy.finetuning import RECORD, FinetuneSettings, finetune
-from mrem_deploy.models.loading import quiet_transformers
+from mrem_deploy.models.loading import load_config
 from mrem_deploy.reproduce.cells import fingerprint
 from mrem_deploy.reproduce.plan import Subject
 
@@ -92,14 +92,5 @@ def _finetune(settings: FinetuneSettings) -> None:
 
 def _shape(model: str) -> tuple[int, int]:
     """Layers and width."""
-    from transformers import AutoConfig
-
-    try:
-        with quiet_transformers():
-            config = AutoConfig.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"--model {model} cannot be read: {str(error).splitlines()[0]}",
-            "give a folder with a fine-tuned model",
-        ) from error
+    config = load_config(model)
     return int(config.num_hidden_layers), int(config.hidden_size)
