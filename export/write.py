@@ -15,9 +15,11 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 import mrem_deploy
+from mrem_deploy.base.digests import UNSEALED
 from mrem_deploy.base.files import atomic_file, explained
 from mrem_deploy.base.progress import say
 from mrem_deploy.export.lower import Lowering
+from mrem_deploy.export.origin import FILE, RESULT, seal
 from mrem_deploy.export.profiles import IR_VERSIONS, choose_opset, find_profile
 from mrem_deploy.export.skeleton import Skeleton, trace
 from mrem_deploy.quant.frozen import FrozenModel
@@ -60,9 +62,10 @@ def export_onnx(
         data = path.with_name(pattern.replace("*", uuid.uuid4().hex[:8]))
         with explained(data), atomic_file(path) as temporary:
             ir.save(model, temporary, external_data=data.name)
+            temporary.write_bytes(seal(temporary.read_bytes()))
     else:
         with atomic_file(path) as temporary:
-            onnx.save(compact_proto(model), temporary)
+            temporary.write_bytes(seal(compact_proto(model).SerializeToString()))
     for old in stale:
         old.unlink()
     return path
@@ -81,6 +84,7 @@ def lowered(
     model.producer_name, model.producer_version = "mrem_deploy", mrem_deploy.__version__
     notes = {key: str(value) for key, value in frozen.notes.items()}
     model.metadata_props.update({"profile": profile, "version": mrem_deploy.__version__, **notes})
+    model.metadata_props.update({RESULT: frozen.digest, FILE: UNSEALED})
     return model
 
 

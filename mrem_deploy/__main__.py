@@ -24,6 +24,7 @@ VERBS = {
     ),
     "export": Verb("write a quantized model as ONNX", "mrem_deploy.export.__main__"),
     "validate": Verb("compare an exported ONNX model with the original", "mrem_deploy.validate"),
+    "verify": Verb("check a result folder for damage", "mrem_deploy.verify"),
     "finetune": Verb("fine-tune a model in full precision on a task", "mrem_deploy.finetune", True),
     "benchmark": Verb(
         "measure latency, size, kernels, and the time and memory of training", "mrem_deploy.benchmark"
@@ -36,6 +37,7 @@ examples:
   mrem quantize                                  (the built-in example; takes minutes)
   mrem quantize --model my-bert-sst2 --task sst2 --data glue/SST-2 --out result
   mrem validate result
+  mrem verify result
   mrem benchmark latency result
 """
 

@@ -8,7 +8,6 @@ below full precision; 2: wrong options or files. DIR/validation.json has every n
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,9 +20,10 @@ from mrem_deploy.base.outside import path_of
 
 if TYPE_CHECKING:
     from mrem_deploy.data.task_data import TaskData
-    from mrem_deploy.deploy.findings import Findings, Validation
+    from mrem_deploy.deploy.findings import Findings, OnnxFile, Validation
     from mrem_deploy.evaluate.accuracy import Accuracy
     from mrem_deploy.evaluate.evaluation import Evaluation
+    from mrem_deploy.quant.frozen import FrozenModel
     from mrem_deploy.recipe import Recipe
 
 EXIT_FAILED = 1
@@ -147,9 +147,7 @@ def validate(settings: Settings) -> Validation:
     accuracy = evaluation.accuracy()
     if problem is not None:
         accuracy = _with_original(accuracy, folder, settings, problem)
-    notes = []
-    if found.file.recipe_digest not in (None, str(frozen.notes.get("recipe_digest"))):
-        notes.append(f"{model.name} was exported from another result than the one in {folder}")
+    notes = origin_notes(found.file, frozen, folder)
     if problem is not None:
         notes.append(f"full precision is quoted from metrics.json: {problem.problem}")
     result = validation.validated(
@@ -163,6 +161,17 @@ def validate(settings: Settings) -> Validation:
     )
     write_json(folder / validation.RESULT, result.to_dict())
     return result
+
+
+def origin_notes(file: OnnxFile, frozen: FrozenModel, folder: Path) -> list[str]:
+    """Whether the file is the one that was exported from this result, as it was then."""
+    notes = []
+    recipe = file.recipe_digest in (None, str(frozen.notes.get("recipe_digest")))
+    if not recipe or file.result_digest not in (None, frozen.digest):
+        notes.append(f"{file.file} was exported from another result than the one in {folder}")
+    if file.changed_since_export:
+        notes.append(f"{file.file} has changed since it was exported")
+    return notes
 
 
 def onnx_file(settings: Settings) -> Path:
@@ -232,19 +241,21 @@ def add_original(evaluation: Evaluation, recipe: Recipe, head: str) -> UserError
 
 def _with_original(accuracy: Accuracy, folder: Path, settings: Settings, problem: UserError) -> Accuracy:
     """With the scores of full precision from metrics.json, if they were measured on the same examples."""
+    from mrem_deploy.base.strict_json import read_object
     from mrem_deploy.evaluate.accuracy import FULL_PRECISION
 
     metrics = folder / "metrics.json"
     try:
-        earlier = json.loads(metrics.read_text(encoding="utf-8"))["accuracy"]["splits"]
-    except (OSError, ValueError, KeyError) as error:
+        earlier = dict(read_object(metrics, "")["accuracy"]["splits"])
+    except (UserError, LookupError, TypeError, ValueError) as error:
         raise UserError(
             f"{problem.problem} {metrics}, which would have its numbers, cannot be read either: {error}",
             "give the new place of the full-precision model: --model PATH",
         ) from error
     splits = {}
     for name, split in accuracy.splits.items():
-        was = earlier.get(name, {})
+        was = earlier.get(name)
+        was = was if isinstance(was, dict) else {}
         moved = settings.data is not None or settings.eval_data is not None
         same = was["digest"] == split.digest if "digest" in was else not moved
         if not same or was.get("examples") != split.examples or FULL_PRECISION not in was:

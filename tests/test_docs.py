@@ -81,3 +81,11 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         known = options_of(verb, arguments)
         given = {part.split("=")[0] for part in arguments if part.startswith("--")}
         assert given <= known, f"mrem {verb}: {sorted(given - known)}"
+
+
+def test_every_test_that_the_page_on_security_names_exists() -> None:
+    text = (ROOT / "docs/security.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    assert len(named) > 20
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file}::{test}"

@@ -29,6 +29,8 @@ class OnnxFile:
     recipe_digest: str | None
     opset: int | None
     size_mb: float  # with separate files of weights
+    result_digest: str | None = None  # of the frozen model that was exported
+    changed_since_export: bool | None = None  # None: an earlier release wrote it
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -25,6 +25,7 @@ from mrem_deploy.evaluate.agreement import AGREEMENTS
 from mrem_deploy.evaluate.evaluation import BATCH_SIZE, Evaluation
 from mrem_deploy.evaluate.layer_error import RelativeErrors, layers_of
 from mrem_deploy.evaluate.predict import Predictor, predict, torch_predictor
+from mrem_deploy.export.origin import origin_of
 from mrem_deploy.models.loading import longest_input
 from mrem_deploy.models.parts import carve
 from mrem_deploy.recipe import Recipe
@@ -155,7 +156,9 @@ def describe_file(model: Path) -> OnnxFile:
     }
     size = sum((model.parent / name).stat().st_size for name in (model.name, *separate))
     opset = next((entry.version for entry in graph.opset_import if entry.domain in ("", "ai.onnx")), None)
-    return OnnxFile(model.name, notes.get("profile"), notes.get("recipe_digest"), opset, size / MIB)
+    origin = origin_of(model)
+    recipe, profile = notes.get("recipe_digest"), notes.get("profile")
+    return OnnxFile(model.name, profile, recipe, opset, size / MIB, origin.result, origin.changed)
 
 
 def _version() -> str:

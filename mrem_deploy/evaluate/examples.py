@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from transformers import PretrainedConfig
 
+from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import atomic_file
 from mrem_deploy.data.labels import label_order
 from mrem_deploy.data.tasks import Task
@@ -83,9 +84,12 @@ def read_examples(folder: Path) -> dict[str, Examples]:
     path = folder / EXAMPLES
     if not path.exists():
         return {}
-    with safe_open(path, framework="numpy") as file:
-        metrics = json.loads(file.metadata()["metrics"])
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metrics = dict(json.loads(file.metadata()["metrics"]))
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {error}", "copy the result folder again") from error
     found = {}
     for split, metric in metrics.items():
         own = {k.rpartition("/")[2]: v for k, v in tensors.items() if k.rpartition("/")[0] == split}

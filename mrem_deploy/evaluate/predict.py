@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import nn
 
+from mrem_deploy.base import digests
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import atomic_file, cache_folder
 from mrem_deploy.base.progress import say, track
+from mrem_deploy.base.strict_json import read_object
 from mrem_deploy.data.encoded import Encoded, sorted_batches
 from mrem_deploy.models.architectures import model_outputs
 
 # A predictor takes a padded batch and returns the model's outputs. There is one for torch and one for ONNX
 # models, so that one loop serves both.
 Predictor = Callable[[dict[str, torch.Tensor]], list[np.ndarray]]
+PREDICTIONS = "predictions"
 
 
 def torch_predictor(model: nn.Module) -> Predictor:
@@ -40,7 +42,7 @@ def pooling_of(model_folder: str) -> str:
     """How an embedding model pools its tokens: by its sentence-transformers settings, else by the mean."""
     path = Path(model_folder) / "1_Pooling" / "config.json"
     if path.is_file():
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = read_object(path, "copy or download the complete model folder")
         if settings.get("pooling_mode_cls_token"):
             return "cls"
     return "mean"
@@ -84,13 +86,26 @@ def remember(key: str, compute: Callable[[], np.ndarray]) -> np.ndarray:
     The full-precision model is scored once per model and data, not once per bit width tried.
     """
     path = cache_folder() / "predictions" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.safetensors"
-    try:
-        return load_file(path)["predictions"]
-    except (OSError, SafetensorError, KeyError):
-        values = compute()
+    kept = _kept(path)
+    if kept is not None:
+        return kept
+    values = compute()
+    tensors = {PREDICTIONS: torch.from_numpy(np.ascontiguousarray(values))}
     try:
         with atomic_file(path) as temporary:
-            save_file({"predictions": np.ascontiguousarray(values)}, temporary)
+            save_file(tensors, temporary, metadata=digests.sealed_metadata({}, tensors))
     except UserError as error:
         say(f"full-precision predictions are not kept for the next run: {error.problem}")
     return values
+
+
+def _kept(path: Path) -> np.ndarray | None:
+    """Predictions of an earlier run; None if there are none, or if they have changed since."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors, metadata = {PREDICTIONS: file.get_tensor(PREDICTIONS)}, file.metadata() or {}
+    except (OSError, SafetensorError):
+        return None
+    if not digests.has_digests(metadata) or digests.metadata_differences(metadata):
+        return None
+    return None if digests.tensor_differences(metadata, tensors) else tensors[PREDICTIONS].numpy()

@@ -4,6 +4,9 @@ The tensors have special names (`codes/…`, `scale/…`, `hot/…` for the hot 
 the scales of activations, `full/…`) in a separate file, so that no library mistakes packed integers for
 ordinary weights. `FrozenModel.save` and `FrozenModel.read` (frozen.py) fill them and make a model of them
 again.
+
+The manifest has the SHA-256 of every tensor, of config.json and of itself. Folders of earlier releases have
+no digests; their content is checked all the same (integrity.py).
 """
 
 from __future__ import annotations
@@ -15,17 +18,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, PretrainedConfig
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import CONFIG_MAPPING, PretrainedConfig
 
+from mrem_deploy.base import digests
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.base.files import atomic_file, write_json
+from mrem_deploy.base.files import atomic_file, explained
+from mrem_deploy.base.strict_json import parse_object, read_bytes
+from mrem_deploy.models import gate
 
 FORMAT = "mrem_deploy"
 FORMAT_VERSION = 1
 MANIFEST = "mrem.json"
 TENSORS = "mrem.safetensors"
+CONFIG = gate.CONFIG
+HEADER = {"format": "mrem"}  # the metadata of the tensors' file
+DIGESTS = "digests"
+KEYS = ("format", "format_version", "head", "weights", "steps", "notes", DIGESTS)
+PLACE = b'"manifest": "'  # in front of the manifest's digest of itself
+COPY_AGAIN = "copy the entire result folder again"
 
 
 @dataclass(frozen=True)
@@ -37,51 +49,107 @@ class Artifact:
     config: PretrainedConfig
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A result folder as it was read, and what is not as it was written."""
+
+    artifact: Artifact
+    findings: tuple[str, ...]
+    has_digests: bool  # False: an earlier release wrote it
+
+
+def result_digest(manifest: Mapping[str, Any], lines: Mapping[str, str]) -> str:
+    """Names a frozen model: its tensors and what the manifest says about them. ONNX files carry it."""
+    kept = {key: manifest[key] for key in ("head", "weights", "steps")}
+    return digests.of_content({**kept, "tensors": dict(lines)})
+
+
 def write(artifact: Artifact, folder: Path) -> None:
-    """Write the manifest, the tensors and the model's config into `folder`."""
+    """Write the tensors, the model's config and, last, the manifest into `folder`."""
     contiguous = {name: value.contiguous() for name, value in artifact.tensors.items()}
     with atomic_file(folder / TENSORS) as path:
-        save_file(contiguous, path, metadata={"format": "mrem"})
-    write_json(folder / MANIFEST, {"format": FORMAT, "format_version": FORMAT_VERSION, **artifact.manifest})
-    artifact.config.save_pretrained(folder)
+        save_file(contiguous, path, metadata=HEADER)
+    with explained(folder / CONFIG):
+        artifact.config.save_pretrained(folder)
+    written = {
+        "config": digests.of_bytes((folder / CONFIG).read_bytes()),
+        "manifest": digests.UNSEALED,
+        "tensors": digests.lines_of(contiguous),
+    }
+    content = {"format": FORMAT, "format_version": FORMAT_VERSION, **artifact.manifest, DIGESTS: written}
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    with atomic_file(folder / MANIFEST) as path:
+        path.write_bytes(digests.seal(text.encode("utf-8"), PLACE))
 
 
-def read(folder: Path) -> Artifact:
-    """The files of a result folder; a UserError if the folder is not one."""
-    manifest = _read_manifest(folder)
-    try:
-        tensors = load_file(folder / TENSORS)
-    except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"{folder / TENSORS} cannot be read: {error}", "copy the entire result folder again"
-        ) from error
-    try:
-        config = AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{folder / 'config.json'} cannot be read: {error}", "copy the entire result folder again"
-        ) from error
-    return Artifact(manifest, tensors, config)
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
-    if not path.is_file():
+def read(folder: Path) -> Stored:
+    """The files of a result folder; a UserError if they cannot be read or the folder is not one."""
+    if not (folder / MANIFEST).is_file():
         raise UserError(
             f"{folder} is not a quantized model: it has no {MANIFEST}",
             "give the --out folder of `python -m mrem_deploy.quantize`",
         )
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(
-            f"{path} is not valid JSON: {error}", "copy the entire result folder again"
-        ) from error
+    for name in (MANIFEST, TENSORS, CONFIG):
+        gate.existing(folder / name, COPY_AGAIN)
+    data = read_bytes(folder / MANIFEST, COPY_AGAIN)
+    manifest = parse_object(data, folder / MANIFEST, COPY_AGAIN)
+    _check_format(manifest, folder / MANIFEST)
+    tensors, findings = _read_tensors(folder / TENSORS)
+    config_data = read_bytes(folder / CONFIG, COPY_AGAIN)
+    written = manifest.get(DIGESTS)
+    if isinstance(written, dict):
+        findings += _changed(data, config_data, tensors, written)
+    elif DIGESTS in manifest:
+        findings.append(f"{DIGESTS} in {MANIFEST} is not a table")
+    findings += [f"{MANIFEST} has an unknown key {key!r}" for key in manifest if key not in KEYS]
+    config = _config(config_data, folder, (folder / TENSORS).stat().st_size)
+    return Stored(Artifact(manifest, tensors, config), tuple(findings), DIGESTS in manifest)
+
+
+def _changed(
+    data: bytes, config_data: bytes, tensors: Mapping[str, torch.Tensor], written: Mapping[str, Any]
+) -> list[str]:
+    """What is not as it was written, by the digests in the manifest."""
+    found = []
+    if not digests.is_sealed(data, PLACE, str(written.get("manifest"))):
+        found.append(f"{MANIFEST} has changed since it was written")
+    if written.get("config") != digests.of_bytes(config_data):
+        found.append(f"{CONFIG} has changed since it was written")
+    lines = written.get("tensors")
+    if not isinstance(lines, dict):
+        return [*found, f"{MANIFEST} has no digests of tensors"]
+    return found + digests.differences(tensors, lines)
+
+
+def _check_format(manifest: Mapping[str, Any], path: Path) -> None:
     version = manifest.get("format_version")
-    if manifest.get("format") != FORMAT or version != FORMAT_VERSION:
+    if manifest.get("format") != FORMAT or isinstance(version, bool) or version != FORMAT_VERSION:
         raise UserError(
             f"{path} has format {manifest.get('format')!r} version {version!r}; "
             f"this release reads version {FORMAT_VERSION}",
-            "use the release of mrem_deploy that wrote it, or quantize again",
+            "use the release of mrem_deploy that wrote it, or quantize again; if you changed nothing, the "
+            "file is damaged",
         )
-    return manifest
+
+
+def _read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            header = file.metadata()
+    except (OSError, SafetensorError, ValueError, TypeError) as error:
+        raise UserError(f"{path} cannot be read: {error}", COPY_AGAIN) from error
+    changed = [f"the header of {path.name} has changed since it was written"]
+    return tensors, [] if header == HEADER else changed
+
+
+def _config(data: bytes, folder: Path, weight_bytes: int) -> PretrainedConfig:
+    """The configuration of a known architecture, of a size that the tensors can have."""
+    path = folder / CONFIG
+    content = gate.check_config(parse_object(data, path, COPY_AGAIN), path)
+    gate.check_bytes(path, content, weight_bytes, gate.RESULT_BITS)
+    try:
+        return CONFIG_MAPPING[content["model_type"]].from_dict(content, name_or_path=str(folder))
+    except Exception as error:  # what is in the file decides what transformers raises
+        reason = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"{path} cannot be read: {reason[0]}", COPY_AGAIN) from error

@@ -7,18 +7,19 @@ integers and scale them once, by the same code.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from mrem_deploy.base import digests
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.units import MIB
 from mrem_deploy.kernels import pack, unpack
@@ -26,15 +27,15 @@ from mrem_deploy.kernels.reference import integers, scale_once
 from mrem_deploy.models.architectures import Anatomy
 from mrem_deploy.models.loading import HEADS
 from mrem_deploy.models.parts import HIDDEN_SHIFTS
-from mrem_deploy.numerics import Grid, dequantize, from_stored, quantize, to_stored
-from mrem_deploy.quant import artifact
+from mrem_deploy.numerics import Grid, dequantize, from_stored, quantize, symmetric_grid, to_stored
+from mrem_deploy.quant import artifact, integrity
 from mrem_deploy.quant.artifact import Artifact
 from mrem_deploy.quant.hot_rows import HotRows
 from mrem_deploy.quant.insert import prepare, quantize_hidden, replace_module
 from mrem_deploy.quant.layers import ATTENTION, Matmul, QuantEmbedding, QuantLinear, input_scale
 from mrem_deploy.quant.quantizers import LearnedScale
 
-GRIDS = {2: "midrise"}  # by spacing: how the manifest names a grid whose codes are not consecutive
+GRIDS = {2: integrity.MIDRISE}  # by spacing: how the manifest names a grid whose codes are not consecutive
 
 
 @dataclass
@@ -89,29 +90,41 @@ class FrozenModel:
 
     @classmethod
     def read(cls, folder: str | Path) -> FrozenModel:
-        """The frozen model in a result folder; a UserError if the folder is not one."""
-        folder = Path(folder)
-        stored = artifact.read(folder)
-        manifest, tensors = stored.manifest, stored.tensors
-        frozen = cls(stored.config, manifest["head"], notes=manifest["notes"])
-        try:
-            for name, entry in manifest["weights"].items():
-                count = int(np.prod(entry["shape"]))
-                stored_codes = unpack(tensors[f"codes/{name}"].numpy(), entry["bits"], count)
-                spacing = _spacing_of(entry, name)
-                codes = torch.from_numpy(from_stored(stored_codes, spacing)).reshape(entry["shape"])
-                hot = HotRows.read(tensors, name) if entry.get("hot_rows") else None
-                scale = tensors[f"scale/{name}"]
-                frozen.weights[name] = FrozenWeight(codes, scale, entry["bits"], spacing, hot)
-            for name, entry in manifest["steps"].items():
-                frozen.scales[name] = FrozenScale(tensors[f"step/{name}"], Grid(**entry))
-        except KeyError as error:
+        """The frozen model in a result folder; a UserError if the folder is not one, or is damaged."""
+        found = inspect(Path(folder))
+        if found.frozen is None or found.findings:
+            more = f" (and {len(found.findings) - 3} more)" if len(found.findings) > 3 else ""
             raise UserError(
-                f"{folder / artifact.TENSORS} lacks the tensor {error}", "copy the entire result folder again"
-            ) from error
-        frozen.full = _under("full/", tensors)
-        frozen.shifts = {int(block): value for block, value in _under("shift/", tensors).items()}
-        return frozen
+                f"{folder} is damaged: {'; '.join(found.findings[:3])}{more}",
+                "copy the entire result folder again, or quantize again; `mrem verify` lists all findings",
+            )
+        return found.frozen
+
+    @property
+    def digest(self) -> str:
+        """Names this model, the same before it is saved and after it is read. ONNX files carry it."""
+        return artifact.result_digest(self._manifest(), digests.lines_of(self._tensors()))
+
+    def _fill(self, manifest: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """Unpack tensors that are as the manifest says; returns what is wrong with the codes."""
+        found = []
+        for name, entry in manifest["weights"].items():
+            packed, bits, count = tensors[f"codes/{name}"], entry["bits"], math.prod(entry["shape"])
+            spacing = next((spacing for spacing, known in GRIDS.items() if known == entry.get("grid")), 1)
+            stored = torch.from_numpy(unpack(packed.numpy(), bits, count))
+            grid = symmetric_grid(bits)
+            if spacing == 1:  # elsewhere all codes of these bits are on the grid
+                found += integrity.code_finding(name, stored, grid.low, grid.high)
+            found += integrity.padding_finding(name, packed, bits, count)
+            codes = from_stored(stored, spacing).reshape(entry["shape"])
+            hot = HotRows.read(tensors, name) if entry.get("hot_rows") else None
+            self.weights[name] = FrozenWeight(codes, tensors[f"scale/{name}"], bits, spacing, hot)
+        for name, entry in manifest["steps"].items():
+            self.scales[name] = FrozenScale(tensors[f"step/{name}"], Grid(**entry))
+        self.full = _under("full/", tensors)
+        shifts = {block: value for block, value in _under("shift/", tensors).items() if block.isdecimal()}
+        self.shifts = {int(block): value for block, value in shifts.items()}
+        return found
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """By the names of the artifact, with the codes packed."""
@@ -154,6 +167,33 @@ class FrozenModel:
         return 4 * (count + sum(value.numel() for value in self.full.values())) / MIB
 
 
+@dataclass(frozen=True)
+class Inspection:
+    """What reading a result folder showed; `findings` is empty if all is well."""
+
+    frozen: FrozenModel | None  # None where the findings leave nothing to build
+    findings: tuple[str, ...]
+    has_digests: bool
+    tensors: int
+
+
+def inspect(folder: Path) -> Inspection:
+    """Read a result folder and check all of it: digests, types, shapes and ranges, and the model's layers.
+
+    A UserError if it is not one, or if a file cannot be read at all.
+    """
+    stored = artifact.read(folder)
+    manifest, tensors, config = stored.artifact.manifest, stored.artifact.tensors, stored.artifact.config
+    findings, frozen = list(stored.findings), None
+    wrong = integrity.manifest_findings(manifest) or integrity.tensor_findings(manifest, tensors)
+    if not wrong:
+        frozen = FrozenModel(config, manifest["head"], notes=manifest["notes"])
+        wrong = frozen._fill(manifest, tensors) + integrity.value_findings(manifest, tensors)
+        wrong += integrity.model_findings(config, manifest, tensors)
+    findings += [problem for problem in wrong if problem not in findings]
+    return Inspection(frozen, tuple(findings), stored.has_digests, len(tensors))
+
+
 def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
@@ -162,17 +202,6 @@ def _grid_entry(grid: Grid) -> dict[str, int]:
     """Of an activation, whose integers are always consecutive."""
     assert grid.spacing == 1
     return {name: value for name, value in asdict(grid).items() if name != "spacing"}
-
-
-def _spacing_of(entry: dict[str, Any], name: str) -> int:
-    """Of a weight's codes, by the name of their grid; none is named for consecutive integers."""
-    grid = entry.get("grid")
-    if grid is not None and grid not in GRIDS.values():
-        raise UserError(
-            f"the weight {name} is on a grid {grid!r} that this release does not know",
-            "use the release of mrem_deploy that wrote it, or quantize again",
-        )
-    return next((spacing for spacing, known in GRIDS.items() if known == grid), 1)
 
 
 @torch.no_grad()
@@ -253,7 +282,8 @@ def shell(frozen: FrozenModel, attention: str = ATTENTION) -> tuple[PreTrainedMo
     """The Hugging Face model with all that stays full precision loaded; other weights are still random."""
     # A copy: the attention function is chosen in the config, and other models may be built from the same one.
     config = copy.deepcopy(frozen.config)
-    model = getattr(transformers, HEADS[frozen.head]).from_config(config).eval()
+    auto = getattr(transformers, HEADS[frozen.head])
+    model = auto.from_config(config, trust_remote_code=False).eval()
     if getattr(model, "pooler", None) is not None and "pooler.dense.bias" not in frozen.full:
         model.pooler = None  # a bare encoder whose checkpoint had none
     found = prepare(model, attention)

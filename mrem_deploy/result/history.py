@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mrem_deploy.base.files import write_json
-from mrem_deploy.result.reading import given, read_json
+from mrem_deploy.result.reading import given, read_part
 
 HISTORY = "history.json"
 FORMAT = 1
@@ -61,4 +61,4 @@ class History:
 
     @classmethod
     def read(cls, folder: Path) -> History:
-        return cls.from_dict(read_json(folder / HISTORY))
+        return read_part(cls, folder / HISTORY)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrem_deploy.base.files import write_json
 from mrem_deploy.evaluate.accuracy import Accuracy
-from mrem_deploy.result.reading import given, part, read_json
+from mrem_deploy.result.reading import given, part, read_part
 
 if TYPE_CHECKING:  # these modules load torch, which reading a file does not need
     from mrem_deploy.quant.mixed import MixedBits
@@ -306,7 +306,7 @@ class Metrics:
 
     @classmethod
     def read(cls, folder: Path) -> Metrics:
-        return cls.from_dict(read_json(folder / METRICS))
+        return read_part(cls, folder / METRICS)
 
 
 def _mixed(content: Mapping[str, Any] | None) -> MixedBits | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.strict_json import read_object
 
 T = TypeVar("T", covariant=True)
+COPY_AGAIN = "copy the result folder again"
 
 
 class _Readable(Protocol[T]):
@@ -32,14 +33,16 @@ def part(cls: _Readable[T], content: Mapping[str, Any] | None) -> T | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a result folder."""
+    if not path.exists():
+        raise UserError(f"{path.parent} has no {path.name}", "give a folder that mrem quantize wrote")
+    return read_object(path, COPY_AGAIN)
+
+
+def read_part(cls: _Readable[T], path: Path) -> T:
+    """What a file of a result folder holds, as a type; a UserError if it holds something else."""
+    content = read_json(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(
-            f"{path.parent} has no {path.name}", "give a folder that mrem quantize wrote"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}", "copy the result folder again") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} must hold a JSON object", "copy the result folder again")
-    return content
+        return cls.from_dict(content)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path} does not hold what was written into it: {error}", COPY_AGAIN) from error

@@ -2,27 +2,29 @@
 
 One file is one atomic write, so a kill at any moment leaves the previous checkpoint intact. The identity of
 the run (recipe, data, model) is written next to the first one, and its digest into every one: checkpoints of
-another run are refused, never restored and never removed unless `--fresh` is given.
+another run are refused, never restored and never removed unless `--fresh` is given. The header also has the
+SHA-256 of every tensor: a checkpoint that has changed is refused (checkpoint_file.py).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from mrem_deploy.base import digests
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import atomic_file, explained, write_json, write_text
 from mrem_deploy.base.progress import say
 from mrem_deploy.base.resuming import command_in, discard, has_checkpoints, work_folder
+from mrem_deploy.base.strict_json import read_object
+from mrem_deploy.train.checkpoint_file import START_OVER, fitting, read_checkpoint, read_header
 
 Tensors = dict[str, torch.Tensor]
 Notes = dict[str, Any]  # bookkeeping, written as JSON: each user of the store knows its keys
@@ -65,16 +67,13 @@ class CheckpointStore:
         self._marker = folder / MARKER
         self.resumed = resume and has_checkpoints(folder)
         if self.resumed:
-            with _readable(self._marker):
-                stored = json.loads(self._marker.read_text(encoding="utf-8"))
-                if not isinstance(stored, dict):
-                    raise ValueError("it does not hold the identity of a run")
+            stored = read_object(self._marker, START_OVER)
             _refuse_if_different(folder, stored, identity)
             self._identity = stored  # equal, but perhaps 2 instead of 2.0, and then of another digest
         elif folder.exists():
             with explained(folder):
                 discard(folder)
-        self._digest = hashlib.sha256(json.dumps(self._identity, sort_keys=True).encode()).hexdigest()
+        self._digest = identity_digest(self._identity)
 
     def save(self, name: str, tensors: Tensors, notes: Notes) -> None:
         """Write one checkpoint. The first one makes the folder: a run that fails earlier leaves nothing."""
@@ -83,7 +82,7 @@ class CheckpointStore:
         try:
             self._introduce()
             with atomic_file(self.folder / f"{name}.safetensors") as path:
-                save_file(contiguous, path, metadata=about)
+                save_file(contiguous, path, metadata=digests.sealed_metadata(about, contiguous))
         except BaseException:
             if not has_checkpoints(self.folder):
                 self.remove()
@@ -103,23 +102,27 @@ class CheckpointStore:
         path = self.folder / f"{name}.safetensors"
         if not path.exists():
             return None
-        with _readable(path), safe_open(path, framework="pt") as file:
-            notes = self._own_notes(path, file.metadata())
+        tensors, about = read_checkpoint(path)
+        with fitting(path):
+            notes = self._own_notes(path, about)
             self.earlier_seconds = max(self.earlier_seconds, notes["elapsed"])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-            return Checkpoint(tensors, notes)
+        return Checkpoint(tensors, notes)
 
     def notes(self, name: str) -> Notes | None:
         """The bookkeeping of a checkpoint without its tensors."""
         path = self.folder / f"{name}.safetensors"
         if not path.exists():
             return None
-        with _readable(path), safe_open(path, framework="pt") as file:
-            return self._own_notes(path, file.metadata())
+        with fitting(path):
+            return self._own_notes(path, read_header(path))
 
-    def _own_notes(self, path: Path, about: Mapping[str, str] | None) -> Notes:
+    def fitting(self, name: str) -> AbstractContextManager[None]:
+        """Around everything that takes its values from a checkpoint: a UserError if it does not fit."""
+        return fitting(self.folder / f"{name}.safetensors")
+
+    def _own_notes(self, path: Path, about: Mapping[str, str]) -> Notes:
         """The bookkeeping in a file's header, if the file is of this run."""
-        found = (about or {}).get(IDENTITY)
+        found = about.get(IDENTITY)
         if found != self._digest:
             whose = "was written by another run" if found else "does not say which run wrote it"
             raise UserError(
@@ -127,7 +130,6 @@ class CheckpointStore:
                 f"{self._digest[:12]}); nothing was restored from it",
                 "start over with --fresh, or give another folder for --out",
             )
-        assert about is not None
         return json.loads(about["notes"])
 
     def names(self, pattern: str) -> list[str]:
@@ -144,6 +146,11 @@ class CheckpointStore:
         """Delete all checkpoints: the result is written and nothing is left to resume."""
         with suppress(OSError):  # the first worker of another machine may have done it, on a shared disk
             discard(self.folder)
+
+
+def identity_digest(identity: Notes) -> str:
+    """What every checkpoint of a run carries."""
+    return digests.of_bytes(json.dumps(identity, sort_keys=True).encode())
 
 
 def open_store(
@@ -163,17 +170,6 @@ def open_store(
     elif resume:
         say("found no interrupted run; starting from scratch")
     return store
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Writes are atomic, so a broken file means a broken disk, or that someone edited the file."""
-    try:
-        yield
-    except (SafetensorError, ValueError, KeyError, OSError) as error:
-        raise UserError(
-            f"the checkpoint {path} cannot be read: {error}", "start over with --fresh"
-        ) from error
 
 
 def _refuse_if_different(folder: Path, stored: Notes, wanted: Notes) -> None:

@@ -18,7 +18,7 @@ from mrem_deploy.models.partition import module_cuts
 from mrem_deploy.models.parts import carve
 from mrem_deploy.recipe import parse_modules
 from mrem_deploy.train.activation_cache import NoSpace
-from mrem_deploy.train.checkpoint import CheckpointStore, flatten_optimizers, restore_optimizers
+from mrem_deploy.train.checkpoint import Checkpoint, CheckpointStore, flatten_optimizers, restore_optimizers
 from mrem_deploy.train.heldout import BestState, budgets, heldout_loss, looks, module_names
 from mrem_deploy.train.job import Curve, TrainJob, TrainLog
 from mrem_deploy.train.module import ModuleTrainer
@@ -104,9 +104,12 @@ class _Run:
 
     def _unfinished(self, index: int) -> bool:
         """Whether a module still has steps to do, and so needs its inputs cached."""
-        store = self.job.store
-        notes = store.notes(f"module-{index}") if store else None
-        return notes is None or notes["step"] < self.job.settings.steps
+        store, name = self.job.store, f"module-{index}"
+        notes = store.notes(name) if store else None
+        if store is None or notes is None:
+            return True
+        with store.fitting(name):
+            return bool(notes["step"] < self.job.settings.steps)
 
     def close(self) -> None:
         self.streams.close()
@@ -190,8 +193,12 @@ class ModuleCheckpoint:
     def restore(self) -> tuple[int, Curve]:
         """The step to continue from (0 without a checkpoint) and the curve so far."""
         found = self.store.load(self.name) if self.store else None
-        if found is None:
+        if self.store is None or found is None:
             return 0, []
+        with self.store.fitting(self.name):
+            return self._take(found)
+
+    def _take(self, found: Checkpoint) -> tuple[int, Curve]:
         tensors, notes = found
         view, optimizer, step = self.trainer.student.view, self.trainer.optimizer, notes["step"]
         view.load_state_dict(found.under("model/"))

@@ -113,7 +113,10 @@ class _Run:
         )
         optimizer = LocalOptimizer([self.student.view], self.student.shared_parameters, train)
         if saved is not None:
-            optimizer.load_state(restore_optimizers(optimizer.state(), saved.tensors, saved.notes["numbers"]))
+            assert self.store is not None, "it gave the checkpoint"
+            with self.store.fitting(CHECKPOINT):
+                state = restore_optimizers(optimizer.state(), saved.tensors, saved.notes["numbers"])
+                optimizer.load_state(state)
         schedule = BatchSchedule(self.training.lengths, train.batch_size, train.seed + stage)
         if stage == 0 and self.recipe.qat_relative:
             first = [schedule.at(step) for step in range(POWER_BATCHES)]
@@ -194,13 +197,14 @@ class _Run:
     def _restore(self) -> Checkpoint | None:
         """Continue from the last checkpoint, if any; returns it, for the optimizer."""
         found = self.store.load(CHECKPOINT) if self.store else None
-        if found is None:
+        if self.store is None or found is None:
             return None
-        notes = found.notes
-        self.model.load_state_dict(found.under("model/"))
-        curves = {name: [(step, loss) for step, loss in points] for name, points in notes["curves"].items()}
-        scores = [(step, score) for step, score in notes["evaluations"]]
-        self.at = Progress(
-            notes["stage"], notes["step"], curves, notes["losses"], scores, found.under("best/")
-        )
+        with self.store.fitting(CHECKPOINT):
+            notes = found.notes
+            self.model.load_state_dict(found.under("model/"))
+            curves = {name: [(step, loss) for step, loss in each] for name, each in notes["curves"].items()}
+            scores = [(step, score) for step, score in notes["evaluations"]]
+            self.at = Progress(
+                notes["stage"], notes["step"], curves, notes["losses"], scores, found.under("best/")
+            )
         return found

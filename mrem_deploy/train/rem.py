@@ -183,11 +183,12 @@ def _save(store: CheckpointStore | None, index: int, part: Part, log: TrainLog, 
 
 def _restore(store: CheckpointStore | None, index: int, part: Part, log: TrainLog) -> bool:
     found = store.load(f"block-{index}") if store is not None else None
-    if found is None:
+    if store is None or found is None:
         return False
     weights, notes = found
-    part.view.load_state_dict(weights)
-    log.curves.update(
-        {name: [(step, loss) for step, loss in curve] for name, curve in notes["curves"].items()}
-    )
+    with store.fitting(f"block-{index}"):
+        part.view.load_state_dict(weights)
+        log.curves.update(
+            {name: [(step, loss) for step, loss in curve] for name, curve in notes["curves"].items()}
+        )
     return True

@@ -87,7 +87,10 @@ def chosen_bits(
     of the weights would not fit.
     """
     kept = store.notes(BITS_CHECKPOINT) if store is not None and crew.leads else None
-    chosen = kept["chosen"] if kept else None
+    chosen = None
+    if kept and store is not None:
+        with store.fitting(BITS_CHECKPOINT):
+            chosen = MixedBits.from_dict(kept["chosen"]).to_dict()
     if crew.leads and chosen is None:
         say(f"choosing bits per layer for {recipe.budget_mb:g} MiB")
         device = next(teacher.parameters()).device

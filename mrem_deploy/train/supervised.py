@@ -159,11 +159,12 @@ def _restore(
 ) -> tuple[int, LoopLog, list[float]]:
     """Restore model and optimizer from the last checkpoint; returns the next step, 0 without one."""
     saved = store.load(CHECKPOINT) if store else None
-    if saved is None:
+    if store is None or saved is None:
         return 0, LoopLog(), []
     tensors, notes = saved
-    for name, value in _tensors(model):
-        value.copy_(tensors[f"model/{name}"])
-    (state,) = restore_optimizers([optimizer.state_dict()], tensors, notes["numbers"])
-    optimizer.load_state_dict(state)
-    return notes["step"], LoopLog(notes["seconds"], notes["curve"]), notes["losses"]
+    with store.fitting(CHECKPOINT):
+        for name, value in _tensors(model):
+            value.copy_(tensors[f"model/{name}"])
+        (state,) = restore_optimizers([optimizer.state_dict()], tensors, notes["numbers"])
+        optimizer.load_state_dict(state)
+        return notes["step"], LoopLog(notes["seconds"], notes["curve"]), notes["losses"]

@@ -83,7 +83,16 @@ def test_threads_hardly_spin_unless_the_user_says_otherwise() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["quantize", "export.__main__", "validate", "finetune", "benchmark", "reproduce.__main__", "doctor"],
+    [
+        "quantize",
+        "export.__main__",
+        "validate",
+        "verify",
+        "finetune",
+        "benchmark",
+        "reproduce.__main__",
+        "doctor",
+    ],
 )
 def test_the_settings_precede_torch(module: str) -> None:
     """`python -m mrem_deploy.VERB` imports the module before it can set anything."""

@@ -133,6 +133,20 @@ def test_predictions_are_remembered_by_their_key(tmp_path: Path, monkeypatch: py
     assert computed == ["a1", "a2", "a1"]
 
 
+def test_damaged_predictions_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
+    remember("key", lambda: np.ones(4, dtype=np.float32))
+    (file,) = (tmp_path / "cache").rglob("*.safetensors")
+    whole = file.read_bytes()
+    for bit in range(0, 8 * len(whole), 37):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(data)
+        assert remember("key", lambda: np.zeros(1, dtype=np.float32)).tolist() == [0.0], bit
+    file.write_bytes(whole)
+    assert remember("key", lambda: np.zeros(1, dtype=np.float32)).tolist() == [1.0] * 4
+
+
 def test_a_cache_that_cannot_be_written_is_no_obstacle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from tiny_models import ARCHITECTURES, quantized_twin, tiny_batch, tiny_encoded,
 
 from mrem_deploy.base import cli  # noqa: E402
 from mrem_deploy.export import PROFILES, __main__, export_all, export_onnx, write  # noqa: E402
+from mrem_deploy.export.origin import Origin, origin_of  # noqa: E402
 from mrem_deploy.export.skeleton import Skeleton, trace  # noqa: E402
 from mrem_deploy.models.architectures import model_outputs  # noqa: E402
 from mrem_deploy.numerics import quantize  # noqa: E402
@@ -362,6 +363,23 @@ def test_metadata_names_the_recipe() -> None:
     assert properties["bits"] == "4-4-8"
     assert properties["profile"] == "qdq"
     assert properties["version"]
+
+
+@pytest.mark.usefixtures("traces")
+@pytest.mark.parametrize("largest", [write.LARGEST_FILE, 1000])  # also with its tensors in a separate file
+def test_a_file_names_its_result_and_notices_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest: int
+) -> None:
+    frozen, path = frozen_model("bert"), tmp_path / "model.onnx"
+    monkeypatch.setattr(write, "LARGEST_FILE", largest)
+    export_onnx(frozen, path)
+    entries = {entry.key: entry.value for entry in onnx.load(path, load_external_data=False).metadata_props}
+    assert entries["result_digest"] == frozen.digest
+    assert origin_of(path) == Origin(frozen.digest, changed=False)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert origin_of(path).changed
 
 
 @pytest.mark.usefixtures("traces")

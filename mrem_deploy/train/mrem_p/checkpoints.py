@@ -102,7 +102,8 @@ class InStep:
 
     def _steps_of(self, worker: ModuleWorker) -> list[int]:
         names = self._store.names(_name(worker, "*")) if self._store else []
-        return sorted(int(name.rpartition("-")[2]) for name in names)
+        steps = (name.rpartition("-")[2] for name in names)
+        return sorted(int(step) for step in steps if step.isdecimal())
 
     def _keeper(self, worker: ModuleWorker, step: int) -> ModuleCheckpoint:
         return ModuleCheckpoint(self._store, _name(worker, step), worker.trainer)
