@@ -25,7 +25,8 @@ def read_bytes(path: Path, remedy: str) -> bytes:
     """The content of a file of JSON, if it has a size that one can have."""
     try:
         if not path.is_file():
-            raise UserError(f"{path} is not a file", remedy)
+            what = "it is not a file" if path.exists() else "there is no such file"
+            raise UserError(f"{path} cannot be read: {what}", remedy)
         if path.stat().st_size > MOST_BYTES:
             raise UserError(f"{path} is too large: at most {MOST_BYTES >> 20} MiB are expected", remedy)
         return path.read_bytes()

@@ -59,5 +59,5 @@ def test_only_files_are_opened(tmp_path: Path) -> None:
     """A pipe would wait for a writer for ever."""
     os.mkfifo(tmp_path / "pipe.json")
     for path in (tmp_path, tmp_path / "gone.json", tmp_path / "pipe.json", tmp_path / ("n" * 300)):
-        with pytest.raises(UserError, match=r"is not a file|cannot be read"):
+        with pytest.raises(UserError, match="cannot be read"):
             read_object(path, "")
