@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrem_deploy.base import cli
+from mrem_deploy.base.outside import path_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    folder = Path(build_parser().parse_args(argv).folder).expanduser()
+    folder = path_of("DIR", build_parser().parse_args(argv).folder)
 
     from mrem_deploy.result.verification import verify
 
