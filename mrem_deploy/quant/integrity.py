@@ -95,10 +95,16 @@ def tensor_findings(manifest: Mapping[str, Any], tensors: Mapping[str, torch.Ten
             found += [f"the tensor {name} {problem}" for problem in _kind_problems(tensor, *expected[name])]
         elif not name.startswith(("full/", "shift/")):
             found.append(f"the tensor {name} belongs to nothing in the manifest")
+        elif tensor.dtype not in FLOATS:
+            found.append(f"the tensor {name} has the type {_short(tensor.dtype)}; {FLOAT} is expected")
+    kinds = sorted({_short(tensor.dtype) for tensor in tensors.values() if tensor.is_floating_point()})
+    if len(kinds) > 1 and not found:
+        found.append(f"the tensors have several types: {', '.join(kinds)}")
     return found
 
 
-FLOAT = "floating point"
+FLOAT = "float32 or float64"
+FLOATS = (torch.float32, torch.float64)
 Kind = tuple[torch.dtype | str, tuple[tuple[int, ...], ...]]  # type, and the shapes that are possible
 
 
@@ -121,7 +127,7 @@ def _expected(manifest: Mapping[str, Any]) -> dict[str, Kind]:
 
 
 def _kind_problems(tensor: torch.Tensor, dtype: torch.dtype | str, shapes: Any) -> list[str]:
-    fits = tensor.is_floating_point() if dtype == FLOAT else tensor.dtype == dtype
+    fits = tensor.dtype in FLOATS if dtype == FLOAT else tensor.dtype == dtype
     if not fits:
         return [f"has the type {_short(tensor.dtype)}; {_short(dtype)} is expected"]
     if tuple(tensor.shape) not in shapes:
@@ -150,7 +156,7 @@ def value_findings(manifest: Mapping[str, Any], tensors: Mapping[str, torch.Tens
 
 
 def _unless_finite(name: str, tensor: torch.Tensor) -> list[str]:
-    bad = int((~torch.isfinite(tensor)).sum()) if tensor.is_floating_point() else 0
+    bad = int((~torch.isfinite(tensor)).sum())
     return [f"the tensor {name} has {bad} NaN or Inf among {tensor.numel()} numbers"] if bad else []
 
 
@@ -252,6 +258,6 @@ def _shift_findings(blocks: int, config: PretrainedConfig, tensors: Mapping[str,
             continue
         if not block.isdecimal() or str(int(block)) != block or int(block) >= blocks:
             found.append(f"the tensor {name} belongs to no block of the model")
-        elif tuple(tensor.shape) != (config.hidden_size,) or not tensor.is_floating_point():
+        elif tuple(tensor.shape) != (config.hidden_size,):
             found.append(f"the tensor {name} must hold {config.hidden_size} numbers")
     return found
