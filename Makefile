@@ -17,6 +17,7 @@ TORCH_VERSION ?= 2.13.0
 TORCH_INSTALL ?=
 TORCH_ARGS ?=
 PYTEST_ARGS ?=
+FAULTS_ARGS ?=
 TEST_PROCESSES ?= 2
 DEMO_ARGS ?=
 FUZZ_SECONDS ?= 60
@@ -34,7 +35,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test gpu-compile demo lint format typecheck sanitize fuzz bench docs optimum oldest clean distclean
+.PHONY: help setup test gpu-compile demo lint format typecheck sanitize fuzz faults bench docs optimum oldest clean distclean
 
 help:
 	@echo "make setup      install everything into $(VENV)"
@@ -46,6 +47,7 @@ help:
 	@echo "make sanitize   C++ tests under the address and undefined-behaviour sanitizers"
 	@echo "make fuzz       any bytes into the readers of data and results, and into packing, a minute each"
 	@echo "make gpu-compile  the Triton kernels compiled for three GPUs and checked, without a GPU"
+	@echo "make faults     disturb the commands in thousands of ways; an hour on two cores (docs/reliability.md)"
 	@echo "make bench      micro-benchmarks of the kernels"
 	@echo "make docs       write docs/recipe.md from the options of the recipe"
 	@echo "make optimum    run exported models in optimum-onnx, in a separate environment"
@@ -148,6 +150,10 @@ sanitize: $(READY)
 
 fuzz: $(READY)
 	$(PY) tests/fuzz/run.py --seconds $(FUZZ_SECONDS) $(FUZZ_TARGETS)
+
+# Goes on where it was interrupted; a part: make faults FAULTS_ARGS="--minutes 5"
+faults: $(READY)
+	$(PY) -m tests.campaign $(FAULTS_ARGS)
 
 bench: $(READY)
 	$(PY) -m mrem_deploy.benchmarks.packing

@@ -1,0 +1,1 @@
+"""A campaign of faults against the commands: `python -m tests.campaign --help`, or `make faults`."""

@@ -1,0 +1,207 @@
+"""Damaged result folders and checkpoints, through every command that reads them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tests.campaign import forked, judge
+from tests.campaign.cases import LEFTOVER, SILENT, Outcome
+from tests.campaign.forked import Ended, Place
+from tests.campaign.mutations import files_in, mutate, same_content
+from tests.campaign.workshop import JOBS, OUT, Workshop, check_result, copy_tree, run_command
+
+READERS = {"load": 50, "verify": 22, "export": 12, "resume": 10, "validate": 5, "latency": 1}  # percent
+RESULTS = ("mrem-s-onnx", "ptq")
+INTERRUPTED = ("mrem-s", "mrem-s-auto", "rem", "qat", "finetune", "mrem-p-lock-step")
+MODEL = ("mrem.json", "mrem.safetensors", "config.json")  # what decides the model
+QUICK = "--quick --rounds 1 --warmup 1 --loads 1 --shapes 1x8 --threads 1 --device cpu"
+
+
+def damage(shop: Workshop, place: Place, draw: random.Random, outcome: Outcome) -> None:
+    reader = draw.choices(list(READERS), list(READERS.values()))[0]
+    if reader == "resume" or (reader == "verify" and draw.random() < 0.3):
+        _checkpoints(shop, place, draw, outcome, reader)
+        return
+    name = draw.choice(RESULTS)
+    original = shop.baseline(name).folder
+    folder = place.work / OUT
+    copy_tree(original, folder)
+    done = mutate(folder, _targets(original, reader, draw), draw)
+    outcome.what = f"{reader} {name}, {done}"
+    {"load": _load, "verify": _verify, "export": _export, "validate": _validate, "latency": _latency}[reader](
+        shop, original, folder, place, outcome
+    )
+
+
+def _targets(original: Path, reader: str, draw: random.Random) -> list[str]:
+    """Mostly what decides the model. Every reader must also live with damage to the other files."""
+    onnx = [path.name for path in original.glob("*.onnx")]
+    if reader == "latency":
+        return list(MODEL)
+    if draw.random() < 0.15:
+        return [name for name in files_in(original) if not name.endswith((".png", ".html", ".svg"))]
+    return [*MODEL, *(onnx if reader in ("verify", "validate") else [])]
+
+
+def _unchanged(original: Path, folder: Path, also_onnx: bool = False) -> bool:
+    names = [*MODEL, *([path.name for path in original.glob("*.onnx")] if also_onnx else [])]
+    return all(same_content(original / name, folder / name) for name in names)
+
+
+def _ended(outcome: Outcome, ended: Ended, codes: tuple[int, ...] = (judge.DONE, judge.REFUSED)) -> bool:
+    """True if the command is done; then its result is to be compared."""
+    if not judge.check_end(outcome, ended, codes):
+        return False
+    outcome.result = "refused" if ended.code else "equal"
+    return ended.code == judge.DONE
+
+
+# -- readers of a result -----------------------------------------------------------------------------------
+
+
+def model_digest(folder: str) -> str:
+    """Of all weights of the model in a result folder, and of what it computes."""
+    import torch
+
+    import mrem_deploy
+
+    model = mrem_deploy.load(folder)
+    hasher = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        hasher.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    ids = (torch.arange(24).reshape(2, 12) * 7) % 18
+    with torch.no_grad():
+        answers = model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    for value in answers.to_tuple():
+        if isinstance(value, torch.Tensor):
+            hasher.update(value.contiguous().numpy().tobytes())
+    return hasher.hexdigest()
+
+
+def load_command(argv: list[str] | None) -> int:
+    """`mrem_deploy.load` as a command."""
+    assert argv is not None
+    print(model_digest(argv[0]))
+    return 0
+
+
+def load_in_child(folder: Path, place: Place) -> Ended:
+    from mrem_deploy.base import cli
+
+    return forked.run(lambda: cli.run(load_command, [str(folder)]), place)
+
+
+def _load(shop: Workshop, original: Path, folder: Path, place: Place, outcome: Outcome) -> None:
+    ended = load_in_child(folder, place)
+    if not _ended(outcome, ended):
+        return
+    if ended.out.strip() != _remembered(shop, f"load-{original.parent.parent.name}"):
+        outcome.blame(SILENT, "another model is loaded")
+
+
+def _export(shop: Workshop, original: Path, folder: Path, place: Place, outcome: Outcome) -> None:
+    written = place.work / "exported.onnx"
+    ended = run_command(["export", str(folder), "--out", str(written)], place)
+    if not _ended(outcome, ended):
+        if written.exists():
+            outcome.blame(LEFTOVER, "a refused export has left its file")
+        return
+    if graph_digest(written) != _remembered(shop, f"export-{original.parent.parent.name}"):
+        outcome.blame(SILENT, "another model is exported")
+
+
+def _verify(shop: Workshop, original: Path, folder: Path, place: Place, outcome: Outcome) -> None:
+    ended = run_command(["verify", str(folder)], place)
+    done = _ended(outcome, ended, (judge.DONE, judge.FAILED, judge.REFUSED))
+    if done and not _unchanged(original, folder, also_onnx=True):
+        outcome.blame(SILENT, "verify finds nothing")
+    if ended.code == judge.FAILED and "DAMAGED" not in ended.out:
+        outcome.blame("wrong message", "verify does not say what is damaged")
+
+
+def _validate(shop: Workshop, original: Path, folder: Path, place: Place, outcome: Outcome) -> None:
+    (folder / "validation.json").unlink(missing_ok=True)
+    ended = run_command(["validate", str(folder), "--max-drop", "100", "--threads", "1"], place)
+    if not _ended(outcome, ended, (judge.DONE, judge.FAILED, judge.REFUSED)):
+        return
+    if findings(folder) != json.loads(_remembered(shop, f"validate-{original.parent.parent.name}")):
+        outcome.blame(SILENT, "other numbers are reported")
+
+
+def _latency(shop: Workshop, original: Path, folder: Path, place: Place, outcome: Outcome) -> None:
+    ended = run_command(["benchmark", "latency", str(folder), *QUICK.split()], place)
+    if _ended(outcome, ended) and not _unchanged(original, folder):
+        outcome.blame(SILENT, "a damaged model is timed")
+
+
+def graph_digest(path: Path) -> str:
+    import golden
+
+    return str(golden.digest(golden.graph_bytes(path)))
+
+
+def findings(folder: Path) -> Any:
+    """What validate found, without times and places."""
+    import golden
+
+    text = (folder / "validation.json").read_text(encoding="utf-8").replace(str(folder), "FOLDER")
+    found = golden.comparable(json.loads(text))
+    return json.loads(json.dumps(found))
+
+
+def _remembered(shop: Workshop, what: str) -> str:
+    return (shop.root / f"{what}.txt").read_text(encoding="utf-8")
+
+
+def remember(shop: Workshop, name: str) -> None:
+    """What the readers make of an undamaged result."""
+    if (shop.root / f"validate-{name}.txt").exists():
+        return
+    place = shop.place(f"remember-{name}")
+    folder = place.work / OUT
+    copy_tree(shop.baseline(name).folder, folder)
+    loaded = load_in_child(folder, place)
+    written = place.work / "exported.onnx"
+    exported = run_command(["export", str(folder), "--out", str(written)], place)
+    options = ["--max-drop", "100", "--threads", "1"]
+    validated = run_command(["validate", str(folder), *options], place)
+    for ended in (loaded, exported, validated):
+        if ended.code != 0:
+            raise RuntimeError(f"the undamaged {name} is refused:\n{ended.text[-4000:]}")
+    (shop.root / f"load-{name}.txt").write_text(loaded.out.strip(), encoding="utf-8")
+    (shop.root / f"export-{name}.txt").write_text(graph_digest(written), encoding="utf-8")
+    (shop.root / f"validate-{name}.txt").write_text(json.dumps(findings(folder)), encoding="utf-8")
+    shutil.rmtree(place.root)
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------
+
+
+def _checkpoints(shop: Workshop, place: Place, draw: random.Random, outcome: Outcome, reader: str) -> None:
+    """Damage the work folder of an interrupted run, and verify it or continue the run."""
+    name = draw.choice(INTERRUPTED[:-1] if draw.random() < 0.95 else INTERRUPTED[-1:])
+    shutil.rmtree(place.root)
+    copy_tree(shop.checkpoints(name), place.root)
+    work = place.work / f".{OUT}.work"
+    originals = shop.checkpoints(name) / "work" / work.name
+    targets = [file for file in files_in(work) if file.endswith((".safetensors", ".json"))]
+    done = mutate(work, targets, draw)
+    outcome.what = f"{reader} {name}, {done}"
+    if reader == "verify":
+        ended = run_command(["verify", str(work)], place)
+        good = _ended(outcome, ended, (judge.DONE, judge.FAILED, judge.REFUSED))
+        checked = [file for file in targets if file.endswith(".safetensors") and (work / file).exists()]
+        if good and not all(same_content(originals / file, work / file) for file in checked):
+            outcome.blame(SILENT, "verify finds nothing")
+        return
+    baseline = shop.baseline(name)
+    ended = run_command(JOBS[name].argv(shop.root, place.work / OUT), place)
+    if _ended(outcome, ended):
+        check_result(outcome, baseline, place)
+        judge.check_rest(outcome, place, (OUT,))
