@@ -251,8 +251,9 @@ class Recipe:
     )
     holdout: int = option(
         256,
-        "sentences of the training split that nothing is trained on; mrem-s keeps the state of every module "
-        "that does best on them, and all methods report the loss there; they need no labels; 0: none",
+        "sentences of the training split that nothing is trained on; mrem-s and mrem-p keep the state of "
+        "every module that does best on them, and all methods report the loss there; they need no labels; "
+        "0: none",
         group=TRAINING,
         least=0,
         rare=True,

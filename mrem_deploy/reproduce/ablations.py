@@ -275,8 +275,8 @@ def ablation(plan: ExperimentPlan, subject: Subject, results: Results) -> Shown:
     if any(record["option"] == levers.OUTPUT_LOSS for record in records):
         notes.insert(
             1,
-            "The row of the output loss changes what the last module's loss is a sum of: compare it within the "
-            "rows above that one, or within those from it on.",
+            "The row of the output loss changes what the last module's loss is a sum of: compare it within "
+            "the rows above that one, or within those from it on.",
         )
     return Shown(columns, records, notes=notes)
 

@@ -204,7 +204,7 @@ class Qat:
 class HeldOut:
     """The loss of one module on sentences that nothing was trained on."""
 
-    before: float | None = None  # its training; None: not measured, as by all methods but mrem-s
+    before: float | None = None  # its training; None: not measured, as by rem, ptq and qat
     end: float = math.nan  # of its training
     best: float = math.nan  # in the state that is the result: compare methods by this one
     best_step: int | None = None  # the training steps that led to it; None: there was no choice

@@ -77,6 +77,11 @@ class ActivationCache:
         """What of it counts against the memory budget."""
         return 0.0 if self.on_disk else self.megabytes
 
+    @property
+    def arrays(self) -> list[torch.Tensor]:
+        """What it holds, (tokens of all examples, width) each."""
+        return self._arrays
+
     def _mapped(self, where: Path, shape: tuple[int, int]) -> torch.Tensor:
         """A tensor in a separate file.
 

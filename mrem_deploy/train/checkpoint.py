@@ -8,10 +8,13 @@ SHA-256 of every tensor: a checkpoint that has changed is refused (checkpoint_fi
 
 from __future__ import annotations
 
+import copy
 import json
+import secrets
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +52,18 @@ class Checkpoint(NamedTuple):
         }
 
 
+@dataclass
+class _Clock:
+    """The time of a run over its interruptions: checkpoints of other sessions are those of earlier parts."""
+
+    session: str = field(default_factory=lambda: secrets.token_hex(8))
+    opened: float = field(default_factory=time.perf_counter)
+    earlier: float = 0.0  # seconds of earlier parts, up to their checkpoints
+
+    def seconds(self) -> float:
+        return self.earlier + time.perf_counter() - self.opened
+
+
 class CheckpointStore:
     """A folder of named checkpoints that belong to one run; `identity` is what must agree to resume it.
 
@@ -62,8 +77,8 @@ class CheckpointStore:
         self._identity = identity
         self._beside = beside or {}
         self._introduced = False  # whether this process has written who the checkpoints belong to
-        self._opened = time.perf_counter()
-        self.earlier_seconds = 0.0  # spent by the runs that this one continues, up to their checkpoints
+        self._clock = _Clock()
+        self._prefix = ""
         self._marker = folder / MARKER
         self.resumed = resume and has_checkpoints(folder)
         if self.resumed:
@@ -75,13 +90,25 @@ class CheckpointStore:
                 discard(folder)
         self._digest = identity_digest(self._identity)
 
+    @property
+    def earlier_seconds(self) -> float:
+        """Spent by the runs that this one continues, up to their checkpoints that were loaded."""
+        return self._clock.earlier
+
+    def within(self, part: str) -> CheckpointStore:
+        """The same folder with names of its own, for one of several trainings of a run."""
+        other = copy.copy(self)
+        other._prefix = f"{self._prefix}{part}."
+        return other
+
     def save(self, name: str, tensors: Tensors, notes: Notes) -> None:
         """Write one checkpoint. The first one makes the folder: a run that fails earlier leaves nothing."""
         contiguous = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-        about = {"notes": json.dumps({**notes, "elapsed": self._seconds()}), IDENTITY: self._digest}
+        notes = {**notes, "elapsed": self._clock.seconds(), "session": self._clock.session}
+        about = {"notes": json.dumps(notes), IDENTITY: self._digest}
         try:
             self._introduce()
-            with atomic_file(self.folder / f"{name}.safetensors") as path:
+            with atomic_file(self._path(name)) as path:
                 save_file(contiguous, path, metadata=digests.sealed_metadata(about, contiguous))
         except BaseException:
             if not has_checkpoints(self.folder):
@@ -99,18 +126,19 @@ class CheckpointStore:
 
     def load(self, name: str) -> Checkpoint | None:
         """A checkpoint, or None if there is none of that name."""
-        path = self.folder / f"{name}.safetensors"
+        path = self._path(name)
         if not path.exists():
             return None
         tensors, about = read_checkpoint(path)
         with fitting(path):
             notes = self._own_notes(path, about)
-            self.earlier_seconds = max(self.earlier_seconds, notes["elapsed"])
+            if notes.get("session") != self._clock.session:
+                self._clock.earlier = max(self._clock.earlier, notes["elapsed"])
         return Checkpoint(tensors, notes)
 
     def notes(self, name: str) -> Notes | None:
         """The bookkeeping of a checkpoint without its tensors."""
-        path = self.folder / f"{name}.safetensors"
+        path = self._path(name)
         if not path.exists():
             return None
         with fitting(path):
@@ -134,13 +162,14 @@ class CheckpointStore:
 
     def names(self, pattern: str) -> list[str]:
         """The checkpoints whose names match; `*` stands for any characters."""
-        return sorted(path.stem for path in self.folder.glob(f"{pattern}.safetensors"))
+        found = self.folder.glob(f"{self._prefix}{pattern}.safetensors")
+        return sorted(path.stem.removeprefix(self._prefix) for path in found)
 
     def discard(self, name: str) -> None:
-        (self.folder / f"{name}.safetensors").unlink(missing_ok=True)
+        self._path(name).unlink(missing_ok=True)
 
-    def _seconds(self) -> float:
-        return self.earlier_seconds + time.perf_counter() - self._opened
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{self._prefix}{name}.safetensors"
 
     def remove(self) -> None:
         """Delete all checkpoints: the result is written and nothing is left to resume."""

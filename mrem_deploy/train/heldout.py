@@ -2,8 +2,9 @@
 
 It is the loss that the module trains on (`train/loss.py`), over all held-out sentences, with the quantized
 stream of the student's earlier modules as input. It ranks trained modules far better than a score on
-a few thousand examples does, and needs no labels. MREM-S keeps the state in which it is least. All methods
-report it for the finished model, measured by the same code, so it compares them.
+a few thousand examples does, and needs no labels. MREM-S keeps the state in which it is least, and so does
+MREM-P when all modules are trained (`mrem_p/best_states.py`). All methods report it for the finished model,
+measured by the same code, so it compares them.
 """
 
 from __future__ import annotations

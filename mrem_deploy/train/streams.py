@@ -220,6 +220,13 @@ class Streams:
         self.clean_at = self.noisy_at
         self._drop_targets()
 
+    def arrays_at(self, modules: int) -> list[torch.Tensor]:
+        """Both streams behind so many modules, to be passed on, or to be filled with what was received."""
+        self._make_cache()
+        assert self.cache is not None
+        self.clean_at = self.noisy_at = modules
+        return self.cache.arrays
+
     def _batches(self, chosen: np.ndarray, label: str | None) -> Iterable[np.ndarray]:
         """The chosen sentences, longest first; with a progress bar if that has a label."""
         rows = np.flatnonzero(chosen)

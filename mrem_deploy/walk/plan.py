@@ -18,6 +18,7 @@ from mrem_deploy.models.partition import module_cuts
 from mrem_deploy.recipe import Recipe, module_count, parse_epochs, parse_modules
 from mrem_deploy.recipe_defaults import PRESETS
 from mrem_deploy.train.activation_cache import CacheSettings
+from mrem_deploy.train.heldout import looks
 from mrem_deploy.train.mrem_p.launch import devices, threads_each
 from mrem_deploy.walk.loading import Loaded
 from mrem_deploy.walk.scoring import TORCH_EXAMPLES, by_onnxruntime
@@ -197,6 +198,7 @@ def _plan(
         share = -(-modules // workers) * shape.largest_module if workers < modules else shape.largest_module
         what = f"{count(recipe.steps)} steps of {recipe.batch_size} sentences, {modules} modules at once"
         stages.append(Stage("train", what, recipe.steps * min(share, shape.blocks) * timing.train))
+        stages += _choosing(recipe, shape, timing)
     elif recipe.method == "mrem-s":
         what = f"{modules} × {count(recipe.steps)} steps of {recipe.batch_size} sentences"
         step = timing.train - (timing.teacher if keeps_targets else 0.0)
@@ -228,6 +230,15 @@ def _plan(
         threads=threads,
         workers=workers,
     )
+
+
+def _choosing(recipe: Recipe, shape: ModelShape, timing: Timing) -> list[Stage]:
+    """MREM-P compares states on held-out sentences when all are trained, one worker after another."""
+    if not recipe.holdout:
+        return []
+    passes = len(looks(recipe.steps, recipe.batch_size, recipe.holdout)) + 1  # the best one's is passed on
+    seconds = recipe.holdout / recipe.batch_size * shape.blocks * (timing.teacher + passes * timing.student)
+    return [Stage("choose", f"the best states on {count(recipe.holdout)} sentences", seconds)]
 
 
 def _title(recipe: Recipe, shape: ModelShape) -> str:
@@ -270,6 +281,8 @@ def _disk(recipe: Recipe, shape: ModelShape, cached_mib: float, profiles: int) -
     if recipe.method == "ptq":
         return result
     trained = shape.parameters * 4 / MIB
+    if recipe.method == "mrem-p" and recipe.holdout:  # and the states that were set aside
+        trained *= len(looks(recipe.steps, recipe.batch_size, recipe.holdout))
     moments = 2 * shape.largest_module * shape.block_parameters * 4 / MIB if recipe.checkpoint_steps else 0.0
     moments += 2 * shape.embedding_parameters * 4 / MIB if recipe.checkpoint_steps else 0.0
     return trained + moments + max(result, cached_mib)

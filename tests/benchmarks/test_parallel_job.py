@@ -151,6 +151,11 @@ def test_every_worker_is_killed_once_and_the_result_is_the_same(
     came, expected = (load_file(workshop / name / artifact.TENSORS) for name in ("killed", "alone"))
     assert came.keys() == expected.keys()
     assert [name for name in came if not torch.equal(came[name], expected[name])] == []
+    losses = [
+        json.loads((workshop / name / "metrics.json").read_text())["heldout"] for name in ("killed", "alone")
+    ]
+    assert losses[0] == losses[1]
+    assert all(module["before"] > 0 for module in losses[0].values())
     assert traces(workshop, "killed") == ["killed"]
 
 

@@ -280,6 +280,32 @@ def update(parameters: list[nn.Parameter], optimizers: list[torch.optim.Optimize
         optimizer.step()
 
 
+def test_the_time_of_earlier_runs_counts_once(tmp_path: Path) -> None:
+    """What this run itself saved is part of its own time."""
+    first = CheckpointStore(tmp_path / "work", {}, resume=False)
+    first.save("a", {}, {})
+    assert first.load("a") is not None
+    assert first.earlier_seconds == 0.0
+    second = CheckpointStore(tmp_path / "work", {}, resume=True)
+    part = second.within("part")
+    assert second.load("a") is not None
+    assert part.earlier_seconds == second.earlier_seconds > 0.0
+
+
+def test_parts_of_a_run_have_names_of_their_own(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "work", {}, resume=False)
+    one, other = store.within("one"), store.within("other")
+    for value, each in enumerate((store, one, other)):
+        each.save("module-0", tensors(float(value)), {"step": value})
+    for value, each in enumerate((store, one, other)):
+        assert each.notes("module-0")["step"] == value
+        assert each.names("module-*") == ["module-0"]
+        assert_equal(each.load("module-0")[0], tensors(float(value)))
+    one.discard("module-0")
+    assert (one.names("*"), other.names("*")) == ([], ["module-0"])
+    assert store.load("module-0") is not None
+
+
 def test_optimizers_go_on_where_they_were(tmp_path: Path) -> None:
     """Both kinds through a file: the next updates are the same to the bit."""
     parameters, optimizers = make_optimizers()

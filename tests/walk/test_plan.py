@@ -62,6 +62,11 @@ def test_seconds_of_every_method_by_hand() -> None:
     parallel = make_plan(replace(RECIPE, method="mrem-p"), SHAPE, TIMING, 4096, workers=2)
     assert stages(parallel)["train"] == pytest.approx(1000 * 6 * 0.5)  # two modules of three blocks each
     assert "cache" not in stages(parallel)
+    # Six states on 8 batches of held-out sentences, one pass more for the next module, and the teacher's.
+    assert stages(parallel)["choose"] == pytest.approx(256 / 32 * 12 * (7 * 0.2 + 0.1))
+    without = make_plan(replace(RECIPE, method="mrem-p", holdout=0), SHAPE, TIMING, 4096, workers=2)
+    assert "choose" not in stages(without)
+    assert parallel.disk_mib - without.disk_mib == pytest.approx(5 * 110e6 * 4 / 2**20)
     alone = make_plan(replace(RECIPE, method="mrem-p"), SHAPE, TIMING, 4096, workers=4)
     assert stages(alone)["train"] == pytest.approx(1000 * 3 * 0.5)
 

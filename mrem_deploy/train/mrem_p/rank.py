@@ -4,9 +4,8 @@ A worker (process) owns one module or several consecutive ones and steps them in
 optimizer and its checkpoints are those of MREM-S. After start-up a worker holds only its own part of
 teacher and student; at the end rank 0 gets the other parts back and continues like the other methods.
 
-Unlike MREM-S it keeps no best state by held-out sentences. The input of a module changes for as long as its
-predecessors train: losses at two moments are losses on two inputs, and the modules' best states of different
-moments never met. The held-out losses of the finished model are measured by whoever runs the method.
+When all are trained, every module is brought into the state that did best on held-out sentences
+(`best_states.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from mrem_deploy.models.parts import carve
 from mrem_deploy.recipe import parse_modules
 from mrem_deploy.train.job import Curve, TrainJob, TrainLog, WorkerReport, WorkerSeconds
 from mrem_deploy.train.module import ModuleTrainer
+from mrem_deploy.train.mrem_p.best_states import Snapshots, keep_best_states, report_kept
 from mrem_deploy.train.mrem_p.checkpoints import AtOwnPace, Checkpoints, InStep
 from mrem_deploy.train.mrem_p.crew import Crew, modules_of, owner_of
 from mrem_deploy.train.mrem_p.edge import ConnectionLost, EdgeReceiver, EdgeSender, LocalOutlet, Wire
@@ -64,6 +64,7 @@ def train_mrem_p(job: TrainJob, slowdown: Mapping[int, float] | None = None) -> 
             job.data,
             forcing_steps,
             mail,
+            Snapshots.of(job, index, parts[1][index].view),
             (slowdown or {}).get(index, 1.0),
         )
         for index in modules_of(crew.rank, crew.world, len(parts[0]))
@@ -83,9 +84,14 @@ def train_mrem_p(job: TrainJob, slowdown: Mapping[int, float] | None = None) -> 
         except BaseException:
             rank.abandon()
             raise
-    log = _gather_log(crew, rank, forcing_steps)
+    before_choice = time.perf_counter()
+    heldout = keep_best_states(job, workers, len(parts[0]))
+    choosing = time.perf_counter() - before_choice
+    log = _gather_log(crew, rank, forcing_steps, heldout)
     held.collect()
-    log.seconds["train all modules"] = time.perf_counter() - started
+    log.seconds["train all modules"] = time.perf_counter() - started - choosing
+    if heldout:
+        log.seconds["choose states"] = choosing
     return log
 
 
@@ -239,23 +245,29 @@ class Rank:
         )
 
 
-def _gather_log(crew: Crew, rank: Rank, forcing_steps: float) -> TrainLog:
-    """The loss curves, ages and reports of all workers."""
+def _gather_log(crew: Crew, rank: Rank, forcing_steps: float, heldout: dict[int, Curve]) -> TrainLog:
+    """The loss curves, held-out losses, ages and reports of all workers."""
     own = {
         "report": rank.report().to_dict(),
         "curves": [(worker.index, worker.curve) for worker in rank.workers],
         "ages": [(worker.index, sorted(worker.ages.items())) for worker in rank.workers],
+        "heldout": list(heldout.items()),
     }
     curves: dict[int, Curve] = {}
+    losses: dict[int, Curve] = {}
     ages: dict[int, Counter[int]] = {}
     log = TrainLog(forcing_steps=forcing_steps)
     for theirs in crew.exchange("the end of training", own, patient=True):
         log.workers.append(WorkerReport.from_dict(theirs["report"]))
         curves |= {index: [(step, loss) for step, loss in curve] for index, curve in theirs["curves"]}
+        losses |= {index: [(step, loss) for step, loss in curve] for index, curve in theirs["heldout"]}
         ages |= {index: Counter(dict(counted)) for index, counted in theirs["ages"]}
     for index in sorted(curves):
         name = f"module {index + 1}/{rank.modules}"
         log.curves[name] = curves[index]
+        if index in losses:
+            log.heldout[name] = losses[index]
+            report_kept(name, losses[index])
         if index:
             log.ages[name] = ages[index]
     return log

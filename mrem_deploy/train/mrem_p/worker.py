@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,6 +49,14 @@ class ParcelOutlet(Outlet, Protocol):
     def put(self, turn: int, parcel: Parcel) -> None: ...
 
 
+class StateKeeper(Protocol):
+    """Sets states of a module aside while it trains; see `best_states.py`."""
+
+    def take(self, step: int) -> None: ...
+
+    def states(self) -> Iterable[tuple[int, dict[str, torch.Tensor]]]: ...
+
+
 class ModuleWorker:
     """Trains module `index`; its queue is filled and its outlet emptied by others, under `mail`."""
 
@@ -59,9 +68,11 @@ class ModuleWorker:
         calibration: Encoded,
         forcing_steps: float,
         mail: threading.Condition,
+        snapshots: StateKeeper,
         slowdown: float = 1.0,
     ) -> None:
         self.index, self.trainer, self.forcing_steps = index, trainer, forcing_steps
+        self.snapshots = snapshots
         self.schedule = ModuleSchedule(rules)
         self.queue: StaleQueue[Parcel] | None = None
         if not trainer.student.first:
@@ -80,9 +91,11 @@ class ModuleWorker:
         self._priming_batches = BatchSchedule(lengths, size, seed)  # those of the initial scales
 
     def start_at(self, step: int, curve: Curve) -> None:
-        """Continue from a checkpoint."""
+        """Continue from a checkpoint, or begin."""
         self.schedule = ModuleSchedule(self.schedule.rules, step)
         self.curve = curve
+        if step == 0:
+            self.snapshots.take(0)
 
     def release(self) -> None:
         """All modules are primed."""
@@ -130,6 +143,7 @@ class ModuleWorker:
                 self.outlet.put(stamp, Parcel(clean, noisy, batch["attention_mask"]))
             self._mail.notify_all()
         if action is Action.TRAIN:
+            self.snapshots.take(step + 1)
             self.training_seconds = time.perf_counter() - self._released_at
 
     def _input(
