@@ -145,7 +145,7 @@ sanitize: $(READY)
 	    -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir) -DMREM_SANITIZE=ON
 	$(VENV)/bin/cmake --build build/sanitize-extension
 	MREM_TEST_EXTENSION=$$(ls $(CURDIR)/build/sanitize-extension/_cpu*.so) ASAN_OPTIONS=detect_leaks=0 \
-	    LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so) \
+	    LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	    $(PY) -m pytest -n0 -p no:cacheprovider tests/kernels/test_cpu_bindings.py
 
 fuzz: $(READY)

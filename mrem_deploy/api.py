@@ -91,7 +91,7 @@ def head_of(model: PreTrainedModel) -> str:
 
 def texts_of(sentences: Sequence[str] | Sequence[tuple[str, str]]) -> Texts:
     """Sentences or pairs as the texts of a task without labels."""
-    rows = list(sentences)
+    rows: list[Any] = list(sentences)
     if not rows:
         raise UserError("sentences is empty", "give a few hundred sentences like those the model will see")
     kind: Any = str if isinstance(rows[0], str) else tuple | list
