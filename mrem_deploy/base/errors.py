@@ -7,11 +7,15 @@ process, which has printed its own traceback. Everything else is a bug here and 
 
 from __future__ import annotations
 
+MOST_CHARACTERS = 2000  # of a message
+
 
 class UserError(Exception):
     """What was expected, what was given, and what to do about it, in that order."""
 
     def __init__(self, problem: str, remedy: str = "") -> None:
+        if len(problem) > MOST_CHARACTERS:  # a value from a file may be of any length
+            problem = f"{problem[:MOST_CHARACTERS]} …"
         self.problem = problem
         self.remedy = remedy
         super().__init__(f"{problem}\n  → {remedy}" if remedy else problem)

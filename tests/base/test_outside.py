@@ -82,6 +82,13 @@ def test_paths_that_the_system_cannot_look_up(tmp_path: Path, monkeypatch: pytes
             path_of("--data", "locked/x")
 
 
+def test_no_message_is_longer_than_a_screen() -> None:
+    error = UserError("value " + "x" * 10**6, "shorten it")
+    assert len(error.problem) < 2100
+    assert str(error).endswith("x …\n  → shorten it")
+    assert UserError("short").problem == "short"
+
+
 # -- the last net: errors of the system that nobody expected ------------------------------------------------
 
 

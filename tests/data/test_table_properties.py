@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import made, texts, values, writable
+from properties import fewer, made, texts, values, writable
 
 from mrem_deploy.data.table_files import FIRST_ROW, Naming, Table, Wanted, read_table
 from mrem_deploy.data.task_data import open_task
@@ -88,6 +88,7 @@ def all_texts(task: str, folder: str) -> list[Texts]:
     return [data.train(), *data.evaluation().values()]
 
 
+@fewer
 @given(st.lists(rows_of_task, min_size=1, max_size=5), st.sampled_from(TASK_NAMES))
 def test_any_cells_are_texts_and_labels_or_refused(rows: list[dict[str, Any]], task: str) -> None:
     with tempfile.TemporaryDirectory() as folder:

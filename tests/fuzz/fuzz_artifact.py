@@ -16,9 +16,9 @@ from typing import Any
 import atheris
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
-from damage import changed_json, small_result
-
 with atheris.instrument_imports(include=["mrem_deploy.quant", "mrem_deploy.base", "mrem_deploy.models"]):
+    from damage import changed_json, small_result
+
     from mrem_deploy.base import progress
     from mrem_deploy.base.errors import UserError
     from mrem_deploy.quant.frozen import FrozenModel

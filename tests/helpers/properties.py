@@ -27,6 +27,7 @@ settings.register_profile(
     "long", max_examples=max(1, EXAMPLES), deadline=None, suppress_health_check=HARMLESS
 )
 settings.load_profile("long" if EXAMPLES else "short")
+fewer = settings(max_examples=EXAMPLES or 25)  # for a test whose examples take long
 
 # Also halves of characters, which st.text() alone leaves out.
 texts = st.text(st.characters(exclude_categories=()), max_size=20)
