@@ -489,7 +489,7 @@ CASES = [
          ("differs", "seed: was 0, is 1", "→", "mrem quantize --config", "→", "--fresh")),
     Case("checkpoints of other data", other_data, ("differs", "calibration data: was", "→", "--fresh")),
     Case("checkpoints of other weights", other_weights, ("differs", "model weights: was", "→", "--fresh")),
-    Case("a broken checkpoint", broken_checkpoint, ("module-0.safetensors cannot be read", "→", "--fresh")),
+    Case("a broken checkpoint", broken_checkpoint, ("module-0.safetensors cannot be used", "→", "--fresh")),
     Case("a checkpoint of another run among the own", mixed_checkpoints,
          ("module-0.safetensors", "another run", "nothing was restored", "→", "--fresh")),
     Case("both --resume and --fresh", lambda p: p.flags.extend(["--resume", "--fresh"]),

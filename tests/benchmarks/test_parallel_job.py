@@ -205,6 +205,6 @@ def test_ctrl_c_then_half_a_checkpoint(workshop: Path, capfd: pytest.CaptureFixt
     checkpoint.write_bytes(whole[: len(whole) // 2])
     code, said = finish(start(workshop, "stopped", [], "--resume", workers=2))
     assert code == cli.EXIT_USER_ERROR
-    assert said.count("module-2.safetensors cannot be read") == 1
+    assert said.count("module-2.safetensors cannot be used") == 1
     assert "Traceback" not in said
     assert traces(workshop, "stopped") == [".stopped.work"]
