@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.machine import keep_large_blocks
 from mrem_deploy.base.outside import check_text, shown
@@ -30,6 +31,7 @@ from mrem_deploy.train.student import chosen_bits, make_student
 IN_MEMORY = ("mrem-s", "mrem-p", "rem", "ptq")  # methods that need neither labels nor an evaluation split
 
 
+@interrupt.watched()
 def quantize_model(
     model: PreTrainedModel,
     tokenizer: Any,

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import atomic_folder, write_json
 from mrem_deploy.base.machine import PeakMemory, describe_machine, keep_large_blocks
@@ -141,6 +142,7 @@ def _bad(name: str, expected: str, got: Any) -> UserError:
     return UserError(f"{flag(name)} must be {expected}; got {shown(got)}.", "See --help.")
 
 
+@interrupt.watched()
 def finetune(
     settings: FinetuneSettings, resume: bool = False, overwrite: bool = False, fresh: bool = False
 ) -> Path:
@@ -216,7 +218,8 @@ def _finetune(
         model.cpu().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         write_json(folder / RECORD, record.to_dict())
-    store.remove()
+    with interrupt.held():
+        store.remove()
     say(
         f"{record.metric} {record.score:.2f} on {first['examples']} examples; "
         f"{log.seconds / 60:.1f} min training, peak memory {memory.mb / 1024:.1f} GiB; wrote {out}"

@@ -6,13 +6,14 @@ import os
 import sys
 from collections.abc import Callable
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.base.errors import UserError, WorkerFailed
 from mrem_deploy.base.outside import check_text, refusal
 from mrem_deploy.base.resuming import command_after
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = 130  # by Ctrl-C; 143 by SIGTERM
 
 # By default a thread that waits for the others spins and keeps its core busy. With more threads than free
 # cores the spinning threads hold up the one they wait for, and training becomes several times slower.
@@ -41,25 +42,50 @@ def run(
     try:
         for argument in sys.argv[1:] if argv is None else argv:
             check_text("an argument", argument)
-        return main(argv)
+        repeats = "RANK" in os.environ  # torchrun passes on what the terminal has sent already
+        with interrupt.watched(hand_on=False, patient=repeats):
+            return _obeying(main, argv)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _print(f"error: {error}")
         return EXIT_USER_ERROR
     except OSError as error:
         explained = refusal(error)
         if explained is None:
             raise
-        print(f"error: {explained}", file=sys.stderr)
+        _print(f"error: {explained}")
         return EXIT_USER_ERROR
     except WorkerFailed as error:
         command = command_after(error)
-        print(f"error: {error}" + (f"\n  → to continue: {command}" if command else ""), file=sys.stderr)
+        _print(f"error: {error}" + (f"\n  → to continue: {command}" if command else ""))
         return EXIT_FAILED
-    except KeyboardInterrupt as error:
-        print(f"\ninterrupted{_what_is_kept(error) if resumes else ''}", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    except KeyboardInterrupt as stop:
+        if os.environ.get("RANK", "0") == "0":  # only the first of several workers prints
+            _print(f"\ninterrupted{_what_is_kept(stop, resumes)}")
+        return stop.exit_code if isinstance(stop, interrupt.Interrupted) else EXIT_INTERRUPTED
 
 
-def _what_is_kept(error: BaseException) -> str:
-    command = command_after(error)
-    return f"; checkpoints are kept, to continue: {command}" if command else " before the first checkpoint"
+def _obeying(main: Callable[[list[str] | None], int], argv: list[str] | None) -> int:
+    """An error after a signal follows from the signal: a closed terminal, a neighbour that has left."""
+    try:
+        return main(argv)
+    except Exception:
+        interrupt.check()
+        raise
+
+
+def _what_is_kept(stop: KeyboardInterrupt, resumes: bool) -> str:
+    if kept := interrupt.kept_after(stop):
+        return f"; {kept}"
+    command = command_after(stop) or (command_after(stop.__context__) if stop.__context__ else None)
+    if command:
+        return f"; checkpoints are kept, to continue: {command}"
+    return " before the first checkpoint" if resumes else ""
+
+
+def _print(message: str) -> None:
+    try:
+        print(message, file=sys.stderr, flush=True)
+    except OSError:  # the terminal is gone: what is still in buffers must not fail at the very end
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(nowhere, stream)

@@ -23,3 +23,7 @@ class UserError(Exception):
 
 class WorkerFailed(Exception):
     """A worker process ended without finishing; the message is its own error."""
+
+
+class WorkerKilled(WorkerFailed):
+    """The same, by a signal: mostly because memory ran out."""

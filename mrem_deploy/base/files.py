@@ -22,6 +22,7 @@ from typing import Any
 
 import platformdirs
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.outside import path_of
 from mrem_deploy.base.scratch import owned_folder, sweep
@@ -89,7 +90,9 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             for file in temporary.rglob("*"):
                 if file.is_file():  # some libraries make private files; a result is not private
                     os.chmod(file, 0o666 & ~_umask())
-            _put_in_place(temporary, path)
+            interrupt.check()  # from here on the new folder is in place, whatever comes
+            with interrupt.held():
+                _put_in_place(temporary, path)
 
 
 def _put_in_place(new: Path, path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
+from mrem_deploy.base import interrupt
+
 T = TypeVar("T")
 # tqdm's own lock is a semaphore between processes. A killed process leaks it, and Python then warns about it
 # at the end of the run. Our processes share no bars, so a lock between threads is enough.
@@ -40,11 +42,11 @@ def bar(total: int | None, label: str, unit: str = "step", initial: int = 0) -> 
 
 
 def track(items: Iterable[T], label: str, total: int | None = None, unit: str = "batch") -> Iterator[T]:
-    """Iterate with a bar."""
+    """Iterate with a bar, and look before every item whether a signal has come."""
     if total is None and isinstance(items, Sized):
         total = len(items)
     with bar(total, label, unit) as shown:
-        for item in items:
+        for item in interrupt.steps(items):
             yield item
             shown.update()
 

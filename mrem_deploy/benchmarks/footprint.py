@@ -9,12 +9,11 @@ them (activations, gradients, the optimizer's state, buffers).
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from mrem_deploy.base import processes
 from mrem_deploy.base.progress import track
 from mrem_deploy.benchmarks import options as opt
 from mrem_deploy.benchmarks.contenders import CONTENDERS, computing_with, contender, present
@@ -104,9 +103,8 @@ def run(options: argparse.Namespace) -> Result:
 
 
 def in_fresh_process(options: argparse.Namespace, bits: str, name: str) -> Footprint:
-    """A process may keep memory that it freed; `spawn` shares none with this one."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(measure, options, bits, name).result()
+    """A process may keep memory that it freed; a new interpreter shares none with this one."""
+    return processes.in_fresh_process(measure, options, bits, name, forks=False)
 
 
 def measure(options: argparse.Namespace, bits: str, name: str) -> Footprint:

@@ -7,17 +7,15 @@ BERT-base would take half an hour and use the same memory.
 
 from __future__ import annotations
 
-import multiprocessing
 import time
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mrem_deploy.base.errors import UserError
+from mrem_deploy.base import processes
+from mrem_deploy.base.errors import UserError, WorkerKilled
 from mrem_deploy.base.progress import track
 from mrem_deploy.base.units import MIB
 from mrem_deploy.benchmarks.geometry import Geometry, random_model, random_tokens
@@ -82,16 +80,15 @@ def cache_megabytes(examples: int, length: int, width: int) -> float:
 
 
 def in_fresh_process(job: Job) -> Measured:
-    """Measure in a new interpreter; `spawn` shares no memory with this one."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        try:
-            return pool.submit(measure, job).result()
-        except BrokenProcessPool:
-            raise UserError(
-                f"the process that trained {job.modules} module(s) was killed, most likely because "
-                "memory ran out",
-                "use a smaller --batch-size or --geometry, more --modules, or --fill disk",
-            ) from None
+    """Measure in a new interpreter, which shares no memory with this one."""
+    try:
+        return processes.in_fresh_process(measure, job, forks=False)
+    except WorkerKilled:
+        raise UserError(
+            f"the process that trained {job.modules} module(s) was killed, most likely because "
+            "memory ran out",
+            "use a smaller --batch-size or --geometry, more --modules, or --fill disk",
+        ) from None
 
 
 def measure(job: Job) -> Measured:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.outside import UNREADABLE
 from mrem_deploy.base.progress import bar
@@ -112,6 +113,7 @@ def run(options: argparse.Namespace) -> Result:
     with bar(simulations, "simulate", unit="run") as shown:
 
         def add(row: ScheduleRow) -> None:
+            interrupt.check()
             rows.append(row)
             shown.update()
 

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from mrem_deploy.base import interrupt
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -89,6 +91,7 @@ def interleave(
     for number in range(warmup + rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
+            interrupt.check()
             elapsed = calls[name]()
             if number >= warmup:
                 seconds[name].append(elapsed)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.base.progress import track
 
 CHUNK = 1000  # texts tokenized in one call
@@ -74,7 +75,8 @@ class Encoded:
 def chunks(count: int) -> Iterator[slice]:
     """The parts in which `count` texts are tokenized, with a progress bar if that takes a while."""
     starts = range(0, count, CHUNK)
-    for start in track(starts, "tokenizing", unit="k texts") if count > SHOW_PROGRESS_FROM else starts:
+    shown = count > SHOW_PROGRESS_FROM
+    for start in track(starts, "tokenizing", unit="k texts") if shown else interrupt.steps(starts):
         yield slice(start, start + CHUNK)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.units import MIB
 from mrem_deploy.data.encoded import Encoded, sorted_batches
@@ -195,7 +196,7 @@ def onnx_layer_errors(
     whole = carve(quantized, [0, count])[0]
     device = next(quantized.parameters()).device
     errors = RelativeErrors()
-    for indices in batches:
+    for indices in interrupt.steps(batches):
         batch = encoded.batch(indices)
         outputs = run_batch(session, batch)
         found = {name: torch.from_numpy(value) for name, value in zip(names, outputs, strict=True)}

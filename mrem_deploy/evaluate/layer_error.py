@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.data.encoded import Encoded
 from mrem_deploy.models.parts import PartOutput, carve
 
@@ -19,7 +20,7 @@ def layer_errors(
     full, quantized = carve(teacher, [0, count])[0], carve(student, [0, count])[0]
     device = next(student.parameters()).device
     errors = RelativeErrors()
-    for indices in batches:
+    for indices in interrupt.steps(batches):
         batch = {name: value.to(device) for name, value in encoded.batch(indices).items()}
         clean, noisy = layers_of(full(None, batch), batch), layers_of(quantized(None, batch), batch)
         for name, reference in clean.items():

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.evaluate.metrics import Metric
 
 RESAMPLES = 2000  # the 2.5% quantile then rests on 50 of them
@@ -69,7 +70,7 @@ def paired_bootstrap(
     generator = np.random.default_rng(seed)
     rows = max(1, VALUES_AT_A_TIME // len(a))
     found = []
-    for start in range(0, resamples, rows):
+    for start in interrupt.steps(range(0, resamples, rows)):
         drawn = generator.integers(0, len(a), size=(min(rows, resamples - start), len(a)))
         better = resample(truth[drawn], b[drawn], positive) - resample(truth[drawn], a[drawn], positive)
         found.append(better)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.models.architectures import Anatomy
 from mrem_deploy.numerics import (
     Grid,
@@ -102,7 +103,7 @@ def observe(
             )
     try:
         with torch.no_grad():
-            for batch in batches:
+            for batch in interrupt.steps(batches):
                 mask = batch["attention_mask"].bool()
                 model(**{name: value for name, value in batch.items() if name != "labels"})
     finally:
@@ -126,7 +127,7 @@ def initial_scales(
     watchers = observe(model, found, spec, batches, names)
     return {
         name: search_activation_scale(watcher.sample(), spec.activation_bits, points[name])
-        for name, watcher in watchers.items()
+        for name, watcher in interrupt.steps(watchers.items())
     }
 
 

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.models.architectures import Anatomy
 from mrem_deploy.models.parts import HIDDEN_SHIFTS
 
@@ -86,7 +87,7 @@ def channel_means(
     handles = [model.get_submodule(s.source).register_forward_hook(add(s.source)) for s in shifts]
     tokens = 0
     try:
-        for batch in batches:
+        for batch in interrupt.steps(batches):
             mask = batch["attention_mask"].bool()
             tokens += int(mask.sum())
             model(**{name: value for name, value in batch.items() if name != "labels"})

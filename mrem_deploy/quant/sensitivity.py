@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.base.progress import track
 from mrem_deploy.models.architectures import Anatomy, anatomy
 from mrem_deploy.models.parts import PartOutput, carve
@@ -101,7 +102,7 @@ def by_error(
     parts = carve(model, list(range(len(found.blocks) + 1)))
     entering: list[list[torch.Tensor | None]] = []  # by batch: the input of every block
     references: list[PartOutput] = []
-    for batch in batches:
+    for batch in interrupt.steps(batches):
         hidden: list[torch.Tensor | None] = [None]
         for part in parts:
             result = part(hidden[-1], batch)
@@ -116,6 +117,7 @@ def by_error(
             values = {name: quantized_weight(model, name, bits, spec, counts) for name in group}
             with _weights(model, values):
                 for batch, inputs, reference in zip(batches, entering, references, strict=True):
+                    interrupt.check()
                     state = inputs[first]
                     for part in parts[first:]:
                         result = part(state, batch)
@@ -183,7 +185,7 @@ def hutchinson_traces(
     used = [i for i, gradient in enumerate(gradients) if gradient is not None and gradient.requires_grad]
     traces = torch.zeros(len(parameters), dtype=torch.float64)
     chosen = [parameters[i] for i in used]
-    for _ in range(probes if used else 0):
+    for _ in interrupt.steps(range(probes if used else 0)):
         signs = [_signs(parameter, generator) for parameter in chosen]
         products = torch.autograd.grad(
             [gradients[i] for i in used], chosen, signs, retain_graph=True, allow_unused=True

@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mrem_deploy.base import cli
+from mrem_deploy.base import cli, interrupt
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.outside import path_of
 from mrem_deploy.benchmarks import options as opt
@@ -223,15 +223,12 @@ def main(argv: list[str] | None = None) -> int:
         print("\n".join([*missing, run.listing(cells, recipes)]))
         return 0
     note_subjects(out, subjects)
-    try:
+    with interrupt.keeping(lambda: "finished runs are kept, and the same command continues"):
         cells.run(recipes)
         entries = run.present(jobs, cells, seeds)
         entries += run.of_geometry(
             given.geometry, given.geometry_steps, given.geometry_batch, pairs[0][0], out
         )
-    except KeyboardInterrupt:
-        print("\ninterrupted; finished runs are kept, and the same command continues", file=sys.stderr)
-        return cli.EXIT_INTERRUPTED
     title = "Reproduced: " + ", ".join(f"{Path(s.model).name} on {s.task}" for s in subjects)
     _publish(entries, out, title, "python -m mrem_deploy.reproduce " + shlex.join(arguments), missing)
     return 0

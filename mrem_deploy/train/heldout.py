@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.data.encoded import Encoded, sorted_batches
 from mrem_deploy.models.architectures import anatomy
 from mrem_deploy.models.partition import module_cuts
@@ -48,7 +49,7 @@ def heldout_loss(student: Part, held: Streams, output_loss: str) -> float:
     """The loss of a module over all held-out sentences; `held` has looked ahead over its teacher."""
     device = next(student.parameters()).device
     sums, weights = np.zeros(0), np.zeros(0)
-    for indices in sorted_batches(held.examples.lengths, held.batch_size):
+    for indices in interrupt.steps(sorted_batches(held.examples.lengths, held.batch_size)):
         tokens, _, noisy = held.batch(indices, device)
         mask = tokens["attention_mask"]
         target = held.target(indices, mask.shape[1], device)

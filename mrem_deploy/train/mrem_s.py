@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.base.progress import bar, say
 from mrem_deploy.data.encoded import BatchSchedule
 from mrem_deploy.models.partition import module_cuts
@@ -145,7 +146,7 @@ def train_module(
     if first == 0:
         look(0)
     with bar(steps, f"train {name}", initial=first) as shown:
-        for step in range(first, steps):
+        for step in interrupt.steps(range(first, steps)):
             tokens, clean, noisy = streams.batch(indices := schedule.at(step), device)
             target = streams.target(indices, tokens["attention_mask"].shape[1], device)
             result = trainer.step(step, tokens, clean, noisy, 0.0, target)

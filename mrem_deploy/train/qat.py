@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.base.progress import bar, say
 from mrem_deploy.data.encoded import BatchSchedule
 from mrem_deploy.models.parts import carve
@@ -121,11 +122,12 @@ class _Run:
         if stage == 0 and self.recipe.qat_relative:
             first = [schedule.at(step) for step in range(POWER_BATCHES)]
             parts = [part for indices in first for part in self._parts(indices)]
-            self.powers = target_powers(self.teacher, map(self._batch, parts))
+            self.powers = target_powers(self.teacher, map(self._batch, interrupt.steps(parts)))
         every = max(1, steps // CURVE_POINTS)
         curve = at.curves.setdefault(name, [])
         with bar(steps, f"qat {name.partition(':')[0]}", initial=at.step) as shown:
             while at.step < steps:
+                interrupt.check()
                 loss = self._step(schedule.at(at.step), optimizer)
                 at.losses.append(loss)
                 at.step += 1

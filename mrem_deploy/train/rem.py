@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.base.progress import bar
 from mrem_deploy.data.encoded import BatchSchedule
 from mrem_deploy.models.parts import Part, carve
@@ -155,7 +156,7 @@ def _train_unit(
     schedule = BatchSchedule(streams.examples.lengths, settings.batch_size, settings.seed)
     optimizer = LocalOptimizer(unit.trainable(), frozenset(), settings)
     curve = []
-    for step in range(settings.steps if optimizer.parameters else 0):
+    for step in interrupt.steps(range(settings.steps if optimizer.parameters else 0)):
         tokens, clean, noisy = streams.batch(schedule.at(step), device)
         targets: list[torch.Tensor] = []
         inputs: list[tuple[torch.Tensor, ...]] = []

@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.base.progress import say, track
 from mrem_deploy.data.encoded import BatchSchedule, Encoded, sorted_batches
 from mrem_deploy.models.parts import Part, PartOutput
@@ -231,7 +232,7 @@ class Streams:
         """The chosen sentences, longest first; with a progress bar if that has a label."""
         rows = np.flatnonzero(chosen)
         batches = [rows[batch] for batch in sorted_batches(self.examples.lengths[rows], self.batch_size)]
-        return track(batches, label) if label else batches
+        return track(batches, label) if label else interrupt.steps(batches)
 
     def _clean_input(
         self, indices: np.ndarray, device: torch.device

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.progress import bar
 from mrem_deploy.data.encoded import BatchSchedule, Encoded
@@ -98,6 +99,7 @@ def train_on_labels(
     model.train()
     with bar(settings.steps, "fine-tuning", initial=step) as shown:
         while step < settings.steps:
+            interrupt.check()
             torch.manual_seed(_step_seed(settings.seed, step))
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, settings)

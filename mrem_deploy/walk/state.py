@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.base.machine import keep_large_blocks
 from mrem_deploy.base.place import hold, new_token
 from mrem_deploy.base.progress import say
@@ -111,5 +112,6 @@ class Run:
 
     def finish(self) -> None:
         """The result is written: checkpoints are no longer needed, and the other workers may leave."""
-        self.store.remove()
-        self.crew.dismiss("the result")
+        with interrupt.held():
+            self.store.remove()
+            self.crew.dismiss("the result")

@@ -11,6 +11,7 @@ import psutil
 import torch
 from transformers import PreTrainedModel
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.base.machine import PeakMemory
 from mrem_deploy.base.units import MIB
 from mrem_deploy.data.encoded import BatchSchedule, Encoded
@@ -59,7 +60,7 @@ def measure(model: PreTrainedModel, recipe: Recipe, calibration: Encoded) -> Tim
     schedule = BatchSchedule(calibration.lengths, recipe.batch_size, recipe.seed)
     before, steps, forwards = _held_mib(device), [], []
     with PeakMemory(device) as memory:
-        for i in range(TIMED_STEPS + 1):
+        for i in interrupt.steps(range(TIMED_STEPS + 1)):
             batch = {name: value.to(device) for name, value in calibration.batch(schedule.at(i)).items()}
             hidden = _made_up(batch["input_ids"], model.config.hidden_size)
             with _Clock(device) as step:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
+from mrem_deploy.base.processes import unheard_ctrl_c
 from mrem_deploy.base.units import MIB
 from mrem_deploy.benchmarks.latency.messages import (
     FeedReply,
@@ -103,25 +104,26 @@ class Worker:
         limits = ONEDNN_LIMIT if self.contender.runtime == "openvino" else {}
         # Into a file: nobody reads while the process runs, and a full pipe would block it.
         self._printed = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "mrem_deploy.benchmarks.latency.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._printed,
-            env={**limits, **os.environ},
-            encoding="utf-8",
-        )
+        with unheard_ctrl_c():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mrem_deploy.benchmarks.latency.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._printed,
+                env={**limits, **os.environ},
+                encoding="utf-8",
+            )
         try:
             self.load = cast(LoadReply, self._ask({"do": "load", **self._request}))
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self.close(at_once=isinstance(error, KeyboardInterrupt))
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(at_once=kind is not None and issubclass(kind, KeyboardInterrupt))
 
     def feed(self, batch: int, sequence: int, vocabulary: int, seed: int) -> FeedReply:
         """Give it a new input; returns the beginning of its outputs and the memory at that point."""
@@ -143,9 +145,11 @@ class Worker:
     def _run(self) -> RunReply:
         return cast(RunReply, self._ask({"do": "run"}))
 
-    def close(self) -> None:
-        """End of input ends the program; a process that hangs is killed."""
+    def close(self, at_once: bool = False) -> None:
+        """End of input ends the program; a process that hangs is killed, and one that is to end at once."""
         process = self._process
+        if at_once:
+            process.kill()
         assert process.stdin is not None
         assert process.stdout is not None
         with suppress(OSError):  # it may be dead already

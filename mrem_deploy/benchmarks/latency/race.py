@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.base.progress import bar, say
 from mrem_deploy.base.scratch import scratch_folder
 from mrem_deploy.benchmarks.latency.contenders import Contender, ContenderFailed, Worker
@@ -131,14 +132,14 @@ def race(contenders: Sequence[Contender], settings: RaceSettings) -> list[Standi
     standings = [Standing(contender, Weight(contender.file_mb)) for contender in contenders]
     with bar(len(standings) * settings.loads, "loading each alone", unit="model") as shown:
         for _ in range(settings.loads):
-            for standing in running(standings):
+            for standing in interrupt.steps(running(standings)):
                 with _or_left_out(standing):
                     _weigh(standing, settings)
                 shown.update()
     for threads in settings.threads:
         with ExitStack() as processes:
             workers = {}
-            for standing in running(standings):
+            for standing in interrupt.steps(running(standings)):
                 with _or_left_out(standing):
                     worker = processes.enter_context(Worker(standing.contender, threads))
                     workers[standing.contender.name] = worker
@@ -220,7 +221,7 @@ def _profile(standings: list[Standing], settings: RaceSettings) -> None:
     threads = settings.threads[0]
     with scratch_folder("race") as folder:
         for standing in running(standings):
-            for shape in settings.shapes:
+            for shape in interrupt.steps(settings.shapes):
                 with Worker(standing.contender, threads, profile=folder) as worker:
                     worker.feed(shape.batch, shape.sequence, settings.vocabulary, settings.seed)
                     nodes = shares(worker.node_times(PROFILED_RUNS))

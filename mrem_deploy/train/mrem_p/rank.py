@@ -19,6 +19,7 @@ from itertools import pairwise
 
 import torch
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.base.progress import say
 from mrem_deploy.models.partition import module_cuts
 from mrem_deploy.models.parts import carve
@@ -37,7 +38,7 @@ from mrem_deploy.train.mrem_p.worker import ModuleWorker
 WAIT_SECONDS = 0.2  # between checks of what sends no notification, such as a lost connection
 # A neighbour that dies closes its connections; wait this long for its own error, which is the one to show.
 GRACE_SECONDS = 10.0
-ABANDON_SECONDS = 5.0
+ABANDON_SECONDS = 2.0
 
 
 def train_mrem_p(job: TrainJob, slowdown: Mapping[int, float] | None = None) -> TrainLog:
@@ -194,7 +195,7 @@ class Rank:
         """Let every module do what it can; False when all are done."""
         self._check()
         acted = False
-        for worker in self.workers:
+        for worker in interrupt.steps(self.workers):
             if self._checkpoints.holds(worker):
                 continue
             with self._mail:
@@ -218,13 +219,15 @@ class Rank:
         return [thread for thread in (self.sender, self.receiver) if thread is not None]
 
     def _check(self) -> None:
-        """Raise the error of a thread, or the UserError of another worker."""
+        """Raise the error of a thread, the UserError of another worker, or that a signal came."""
+        interrupt.check()
         if self.refused.is_set():
             self.crew.check_refusal()
         for thread in self._threads():
             if thread.error is not None:
                 deadline = time.monotonic() + GRACE_SECONDS
                 while time.monotonic() < deadline:
+                    interrupt.check()
                     self.crew.check_refusal()
                     time.sleep(WAIT_SECONDS)
                 raise ConnectionLost(
