@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 
 from mrem_deploy import preflight
+from mrem_deploy.base import interrupt
 from mrem_deploy.base.place import hold
 from mrem_deploy.base.resuming import resumable
 from mrem_deploy.quant.frozen import build, freeze
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.result import Result
-from mrem_deploy.train.mrem_p import launch
+from mrem_deploy.train.mrem_p import launch, team
 from mrem_deploy.walk.budget import fitted, plan_in_time
 from mrem_deploy.walk.loading import load
 from mrem_deploy.walk.plan import Plan, planned_workers, planner_of
@@ -20,6 +21,7 @@ from mrem_deploy.walk.state import Begin, Run
 from mrem_deploy.walk.training import train
 
 
+@interrupt.watched()
 def run(recipe: Recipe, resume: bool = False, fresh: bool = False) -> Result:
     """Run a recipe from start to end: everything it makes is in the folder `recipe.out`.
 
@@ -35,7 +37,7 @@ def run(recipe: Recipe, resume: bool = False, fresh: bool = False) -> Result:
         preflight.check_workers(recipe, int(os.environ["WORLD_SIZE"]))
     elif (workers := planned_workers(recipe, device)) > 1:
         with hold(out, begin.token), resumable(out):
-            launch.launch(walk, (recipe, out, begin), workers, recipe.max_restarts)
+            team.launch(walk_as_worker, (recipe, out, begin), workers, recipe.max_restarts)
         return Result(out)
     return Result(walk(recipe, out, begin))
 
@@ -57,6 +59,11 @@ def walk(recipe: Recipe, out: Path, begin: Begin) -> Path:
         loaded.evaluation.add_full_precision(loaded.teacher, loaded.weights)
         publish(run, loaded, trained, frozen, quantized)
         return out
+
+
+def walk_as_worker(recipe: Recipe, out: Path, begin: Begin) -> None:
+    """The run in one of several processes; what it makes is in the folder."""
+    walk(recipe, out, begin)
 
 
 def plan(recipe: Recipe) -> Plan:

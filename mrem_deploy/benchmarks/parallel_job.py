@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -52,16 +52,25 @@ class TimedRun:
     seconds: float
     workers: tuple[WorkerReport, ...] = ()
 
+    def to_dict(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "workers": [report.to_dict() for report in self.workers]}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TimedRun:
+        from mrem_deploy.train.job import WorkerReport
+
+        return cls(values["seconds"], tuple(map(WorkerReport.from_dict, values["workers"])))
+
 
 def run_job(job: Job) -> TimedRun:
     """Run in `job.workers` new processes, which share no memory or threads with other runs."""
-    from mrem_deploy.train.mrem_p.launch import launch
+    from mrem_deploy.train.mrem_p.team import launch
 
-    return launch(measure, (job,), job.workers, max_restarts=0)
+    return TimedRun.from_dict(launch(measure, (job,), job.workers, max_restarts=0))
 
 
-def measure(job: Job) -> TimedRun:
-    """In each of the processes: train all modules and report where the time went."""
+def measure(job: Job) -> dict[str, Any]:
+    """In each of the processes: train all modules and report where the time went, as plain data."""
     import torch
 
     from mrem_deploy.base.machine import keep_large_blocks
@@ -92,7 +101,7 @@ def measure(job: Job) -> TimedRun:
         losses = [curve[-1][1] for curve in log.curves.values()]
         if len(losses) != job.modules or not np.isfinite(losses).all():
             raise AssertionError(f"training did not work: the losses are {losses}")
-        return TimedRun(seconds, tuple(log.workers))
+        return TimedRun(seconds, tuple(log.workers)).to_dict()
 
 
 def _model(job: Job) -> PreTrainedModel:

@@ -23,7 +23,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The runs that were made; in one process, because starting others is tested elsewhere."""
     made: list[Job] = []
     threads = torch.get_num_threads()
-    monkeypatch.setattr(parallel, "run_job", lambda job: made.append(job) or measure(job))
+    monkeypatch.setattr(parallel, "run_job", lambda job: made.append(job) or TimedRun.from_dict(measure(job)))
     yield made
     torch.set_num_threads(threads)
 

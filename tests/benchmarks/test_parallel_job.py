@@ -27,11 +27,13 @@ from mrem_deploy.base import cli
 from mrem_deploy.quant import artifact
 from mrem_deploy.walk import publishing
 
+pytestmark = pytest.mark.usefixtures("usual_signals")
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "helpers" / "faulty_job.py"
 PATIENCE = 1800  # seconds; a job takes a few, on a crowded machine many minutes
 MODULES = 3
 STEPS = 12
+REPORT, FINISH = -1, -2  # moments of rank 0, see faulty_job.py
 OPTIONS: dict[str, Any] = {
     "method": "mrem-p",
     "modules": MODULES,
@@ -53,7 +55,8 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def start(workshop: Path, out: str, faults: list[dict[str, Any]], *more: str, **options: Any) -> Any:
     """The job in a session of its own, by which its processes can be found again."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    environment = {"FAULTS": json.dumps(faults), "ASLEEP": str(workshop / "asleep"), "PYTHONPATH": path}
+    places = {"ASLEEP": str(workshop / "asleep"), "PORTS": str(workshop / "ports.json")}
+    environment = {"FAULTS": json.dumps(faults), "PYTHONPATH": path, **places}
     return subprocess.Popen(
         [sys.executable, str(SCRIPT), *job(workshop, out, **OPTIONS | options).argv(*more)],
         env={**os.environ, **environment},
@@ -123,19 +126,32 @@ def test_three_workers_give_one_result(workshop: Path) -> None:
         assert "module 3/3" in text
 
 
+@pytest.fixture(scope="module")
+def alone(workshop: Path) -> dict[str, torch.Tensor]:
+    """What one process gives in lock-step."""
+    threads = torch.get_num_threads()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(publishing, "write_report", lambda *args: None)
+            assert job(workshop, "alone", **OPTIONS | {"workers": 1}).run("--deterministic") == 0
+    finally:
+        torch.set_num_threads(threads)
+    return load_file(workshop / "alone" / artifact.TENSORS)
+
+
+def assert_same_tensors(folder: Path, expected: dict[str, torch.Tensor]) -> None:
+    came = load_file(folder / artifact.TENSORS)
+    assert came.keys() == expected.keys()
+    assert [name for name in came if not torch.equal(came[name], expected[name])] == []
+
+
 def test_every_worker_is_killed_once_and_the_result_is_the_same(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch
+    workshop: Path, alone: dict[str, torch.Tensor]
 ) -> None:
     """In lock-step two workers give the bits of one, wherever they were killed on the way.
 
     The first kill is followed by a restart, the second, for want of more restarts, by `--resume`.
     """
-    monkeypatch.setattr(publishing, "write_report", lambda *args: None)
-    threads = torch.get_num_threads()
-    try:
-        assert job(workshop, "alone", **OPTIONS | {"workers": 1}).run("--deterministic") == 0
-    finally:
-        torch.set_num_threads(threads)
     # Each attempt goes on from the last set of checkpoints, of which there is one every 3 steps.
     draw = random.Random(0)
     faults = [fault("kill", rank, draw.randint(4 * rank + 1, 4 * rank + 4), attempt=rank) for rank in (0, 1)]
@@ -148,15 +164,40 @@ def test_every_worker_is_killed_once_and_the_result_is_the_same(
     code, said = finish(start(workshop, "killed", [], "--deterministic", "--resume", workers=2))
     assert code == 0, said
     assert "continuing the interrupted run" in said
-    came, expected = (load_file(workshop / name / artifact.TENSORS) for name in ("killed", "alone"))
-    assert came.keys() == expected.keys()
-    assert [name for name in came if not torch.equal(came[name], expected[name])] == []
+    assert_same_tensors(workshop / "killed", alone)
     losses = [
         json.loads((workshop / name / "metrics.json").read_text())["heldout"] for name in ("killed", "alone")
     ]
     assert losses[0] == losses[1]
     assert all(module["before"] > 0 for module in losses[0].values())
     assert traces(workshop, "killed") == ["killed"]
+
+
+def test_signals_to_the_launcher_at_three_moments(workshop: Path, alone: dict[str, torch.Tensor]) -> None:
+    """In a step, before the result is put in its place, and after: it is never written later."""
+    options: dict[str, Any] = {"workers": 2, "max_restarts": 3}
+    in_a_step = [fault("look", 1, 1), fault("SIGTERM", 1, 7)]
+    code, said = finish(start(workshop, "signalled", in_a_step, "--deterministic", **options))
+    assert code == 143, said
+    assert said.count("interrupted") == 1
+    assert "Traceback" not in said
+    assert traces(workshop, "signalled") == [".signalled.work"]
+    if sys.platform == "linux":
+        ports = json.loads((workshop / "ports.json").read_text())
+        assert ports["launcher"] == []  # no port at all
+        assert set(ports["worker"]) == {"127.0.0.1"}  # gloo's, for tensors between neighbours
+
+    publishing_it = [fault("SIGINT", 0, REPORT)]
+    code, said = finish(start(workshop, "signalled", publishing_it, "--deterministic", "--resume", **options))
+    assert code == cli.EXIT_INTERRUPTED, said
+    assert traces(workshop, "signalled") == [".signalled.work"]
+
+    too_late = [fault("SIGINT", 0, FINISH)]
+    code, said = finish(start(workshop, "signalled", too_late, "--deterministic", "--resume", **options))
+    assert code == 0, said
+    assert "interrupted;" not in said
+    assert traces(workshop, "signalled") == ["signalled"]
+    assert_same_tensors(workshop / "signalled", alone)
 
 
 def test_a_worker_that_raises_ends_the_job_with_its_own_error(workshop: Path) -> None:

@@ -1,8 +1,9 @@
 """The workers of one run as each of them sees the others: ranks, meeting points, small messages.
 
-Everything here goes through torch's key-value store, polled: a wait can be interrupted, names the
-missing workers when it times out, and ends at once when a worker has ended the run. Tensors go by
-other ways (`edge.py`, `gather` below).
+Everything here goes through a key-value store, polled: a wait can be interrupted, names the missing
+workers when it times out, and ends at once when a worker has ended the run. The messages are JSON. On one
+machine the store is a private folder, across machines torch's. Tensors go by other ways (`edge.py`,
+`gather` below), as plain numbers: nothing that a worker receives is ever unpickled.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from mrem_deploy.base import interrupt
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.train.mrem_p.meeting import MEETING_PLACE, FolderStore, Store
 
 POLL_SECONDS = 0.05
+FOLLOW_SECONDS = 0.5  # between looks at a leader that evaluates
 LEAVE_SECONDS = 30.0
 REFUSED = "refused"
 
@@ -39,7 +44,7 @@ class Crew:
     local_rank: int = 0
     local_world: int = 1
     timeout: float = 600.0  # seconds
-    store: dist.Store | None = None  # type: ignore[name-defined]
+    store: Store | None = None
     _meetings: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -71,6 +76,7 @@ class Crew:
         assert self.store is not None
         deadline = time.monotonic() + timeout
         while not self.store.check(list(keys)):
+            interrupt.check()
             check()
             self.check_refusal()
             if time.monotonic() > deadline:
@@ -89,15 +95,16 @@ class Crew:
         self.store.set(label, "")
         seen = [f"{label}/{rank}" for rank in range(1, self.world)]
         deadline = time.monotonic() + LEAVE_SECONDS
-        while not self.store.check(seen) and time.monotonic() < deadline:
+        while not self.store.check(seen) and time.monotonic() < deadline and not interrupt.pending():
             time.sleep(POLL_SECONDS)
 
     def wait_for_leader(self, label: str) -> None:
         """Without a time-out: rank 0 may evaluate for an hour. If it dies, the store or the run ends too."""
         assert self.store is not None
         while not self.store.check([label]):
+            interrupt.check()
             self.check_refusal()
-            time.sleep(1.0)
+            time.sleep(FOLLOW_SECONDS)
         self.store.set(f"{label}/{self.rank}", "")
 
     def refuse(self, error: UserError) -> None:
@@ -124,19 +131,12 @@ def owner_of(module: int, world: int, modules: int) -> int:
 def join(timeout: float) -> Crew:
     """Become a worker of the run that the environment describes, as torchrun and similar tools set it."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     limit = timedelta(seconds=timeout)
-    try:
-        store, rank, world = next(rendezvous("env://", rank, world, timeout=limit))
-    except (dist.DistError, ValueError, RuntimeError) as error:
-        said = str(error).splitlines()[0]
-        problem = f"worker {rank} of {world} cannot reach the first one at {where}: {said}"
-        if rank == 0:
-            problem = f"not all of {world} workers reached {where} within {timeout:g} s: {said}"
-        raise UserError(problem, "start all workers, and check MASTER_ADDR and MASTER_PORT") from error
-    # The launcher's store outlives a restart: addresses of dead workers must not be found in it.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = dist.PrefixStore(f"mrem/attempt {attempt}", store)  # type: ignore[attr-defined]
+    place = os.environ.get(MEETING_PLACE)
+    if place is not None:
+        store, group_store = _on_one_machine(Path(place), world)
+    else:
+        store, group_store = _across_machines(rank, world, limit)
     crew = Crew(
         rank,
         world,
@@ -146,8 +146,32 @@ def join(timeout: float) -> Crew:
         store,
     )
     crew.exchange("the start")
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
+    dist.init_process_group("gloo", store=group_store, rank=rank, world_size=world, timeout=limit)
     return crew
+
+
+def _on_one_machine(place: Path, world: int) -> tuple[Store, Any]:
+    """For our messages, and for the addresses that torch's process groups exchange."""
+    return FolderStore(place), dist.FileStore(str(place / "groups"), world)  # type: ignore[attr-defined]
+
+
+def _across_machines(rank: int, world: int, limit: timedelta) -> tuple[Store, Any]:
+    """The same for both: a server in the first worker or in torchrun. Anyone who reaches its port can write
+    to it: on a trusted network only."""
+    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    try:
+        store, rank, world = next(rendezvous("env://", rank, world, timeout=limit))
+    except (dist.DistError, ValueError, RuntimeError) as error:
+        said = str(error).splitlines()[0]
+        problem = f"worker {rank} of {world} cannot reach the first one at {where}: {said}"
+        if rank == 0:
+            seconds = limit.total_seconds()
+            problem = f"not all of {world} workers reached {where} within {seconds:g} s: {said}"
+        raise UserError(problem, "start all workers, and check MASTER_ADDR and MASTER_PORT") from error
+    # The launcher's store outlives a restart: addresses of dead workers must not be found in it.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"mrem/attempt {attempt}", store)  # type: ignore[attr-defined]
+    return store, store
 
 
 def leave(crew: Crew) -> None:

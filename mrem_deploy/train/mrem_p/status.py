@@ -54,7 +54,10 @@ class StatusBoard:
             last = self._left.wait(SECONDS)
             try:
                 everyone = self._exchange()
-            except RuntimeError:  # the store is gone, so the run is over: the main thread reports why
+            except (
+                RuntimeError,
+                OSError,
+            ):  # the store is gone, so the run is over: the main thread reports why
                 return
             if self._crew.leads:
                 for status in everyone:

@@ -7,7 +7,7 @@ from typing import Any
 import edge_job
 import pytest
 
-from mrem_deploy.train.mrem_p.launch import launch
+from mrem_deploy.train.mrem_p.team import launch
 
 
 @pytest.fixture(scope="module")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from tiny_job import job_in, save_model, workshop_in
@@ -19,7 +16,7 @@ from tiny_job import job_in, save_model, workshop_in
 from mrem_deploy import pipeline
 from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.train.mrem_p import launch
+from mrem_deploy.train.mrem_p import launch, team
 from mrem_deploy.train.mrem_p.crew import Crew
 from mrem_deploy.train.mrem_p.worker import ModuleStatus
 
@@ -50,7 +47,7 @@ def test_one_worker_per_module_and_core(
         started.append(count)
         raise UserError("enough")
 
-    monkeypatch.setattr(launch, "launch", record)
+    monkeypatch.setattr(team, "launch", record)
     monkeypatch.setattr(launch, "usable_cores", lambda: cores)
     job_in(workshop, "result", method="mrem-p", device="cpu", **options).run()
     assert started == [workers]
@@ -93,28 +90,6 @@ def test_ranks_are_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         launch.device_of(gpu, Crew(0, 8, 0, 8))
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process of this")
-def test_workers_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[3]
-    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
-    launcher = subprocess.Popen(
-        [sys.executable, str(root / "tests" / "helpers" / "sleepy_job.py"), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    deadline = time.monotonic() + 600
-    while len(list(tmp_path.glob("*.pid"))) < 2:
-        assert launcher.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    workers = [psutil.Process(int(path.stem)) for path in tmp_path.glob("*.pid")]
-    launcher.kill()
-    launcher.wait()
-    _, alive = psutil.wait_procs(workers, timeout=120)
-    for process in alive:
-        process.kill()
-    assert alive == []
-
-
 def test_the_display_tells_loss_forcing_and_age() -> None:
     status = ModuleStatus(1, 10, 5, loss=0.12345, forcing=0.25, mean_age=3.4, oldest=7, serving=False)
     assert status.line() == "loss 0.1235, λ 0.25, age 3.4 (max 7)"
@@ -127,9 +102,21 @@ def test_workers_wait_without_spinning_unless_the_user_decides(monkeypatch: pyte
     """Workers import torch anew, so what the launcher sets for them comes early enough."""
     for name in cli.PASSIVE_WAITING:
         monkeypatch.delenv(name, raising=False)
-    assert launch._child_environment().items() >= cli.PASSIVE_WAITING.items()
-    with launch._environment(launch._child_environment()):
+    assert team._child_environment().items() >= cli.PASSIVE_WAITING.items()
+    with team._environment(team._child_environment()):
         assert {name: os.environ[name] for name in cli.PASSIVE_WAITING} == cli.PASSIVE_WAITING
     assert not cli.PASSIVE_WAITING.keys() & os.environ.keys()
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    assert not launch._child_environment().keys() & cli.PASSIVE_WAITING.keys()
+    assert not team._child_environment().keys() & cli.PASSIVE_WAITING.keys()
+
+
+@pytest.mark.skipif(sys.platform not in ("linux", "darwin"), reason="the loopback interface has another name")
+def test_workers_of_one_machine_use_the_loopback_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the user has named another one, for jobs on several machines; afterwards that is back."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    with team._environment(team._child_environment()):
+        assert os.environ["GLOO_SOCKET_IFNAME"].startswith("lo")
+        assert os.environ["NCCL_SOCKET_IFNAME"].startswith("lo")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert "NCCL_SOCKET_IFNAME" not in os.environ
