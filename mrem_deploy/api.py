@@ -54,6 +54,11 @@ def quantize_model(
             f"quantize_model cannot use method {recipe.method!r}: it needs labelled data",
             f"use one of {', '.join(IN_MEMORY)}, or mrem_deploy.run",
         )
+    if recipe.target_drop is not None:
+        raise UserError(
+            "quantize_model cannot look for a --target-drop: it has no labels to estimate it by",
+            "give a size, Recipe(bits='auto', budget_mb=…), or use mrem_deploy.run",
+        )
     head = head_of(model)
     texts = texts_of(sentences)
     device = resolve_device(recipe.device)

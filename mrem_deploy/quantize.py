@@ -22,6 +22,8 @@ examples:
       trains all modules at once, each in a separate process
   mrem quantize --model my-bert --task mnli --data glue/MNLI --bits auto --budget-mb 40 --out result
       chooses 2, 4 or 8 bits for each layer by its sensitivity, within 40 MiB
+  mrem quantize --model my-bert --task mnli --data glue/MNLI --bits auto --target-drop 1.0 --out result
+      the smallest model that loses at most one point, estimated on the training split
   mrem quantize --config result/recipe.yaml --out again      (the same run once more)
   mrem quantize --model my-bert --task sst2 --data glue/SST-2 --out result
       (after an interruption, the same command continues from the last checkpoint; --fresh starts over)

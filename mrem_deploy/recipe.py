@@ -68,19 +68,22 @@ class Recipe:
         "4-4-8",
         "W-E-A: bits of weights (2, 3, 4, 8), embeddings (2, 4, 8) and activations (4, 8); 32 leaves a part "
         "in full precision. auto-A: chooses 2, 4 or 8 bits for each weight and embedding by sensitivity, so "
-        "that the model fits --budget-mb; auto is auto-8",
+        "that the model fits --budget-mb or --target-drop; auto is auto-8",
         group=BITS,
     )
     budget_mb: float = option(
         0.0, "bits auto: MiB that the packed model may take, scales included", group=BITS, shown=""
     )
+    target_drop: float | None = option(
+        None,
+        "bits auto: instead of a size, the points that may be lost; finds the smallest model that loses no "
+        "more, by an estimate on sentences of the training split (mrem-s, rem, ptq)",
+        group=BITS, before=None,
+    )  # fmt: skip
     sensitivity: str = option(
-        "error",
-        "bits auto: how to measure what few bits cost a layer",
-        group=BITS,
-        choices=SENSITIVITIES,
-        rare=True,
-    )
+        "error", "bits auto: how to measure what few bits cost a layer",
+        group=BITS, choices=SENSITIVITIES, rare=True,
+    )  # fmt: skip
     method: str = option("mrem-s", "how to train the quantized model", group=TRAINING, choices=METHODS)
     preset: str = option(
         BALANCED,
@@ -197,13 +200,9 @@ class Recipe:
         group=MREM_P,
     )
     workers: int = option(
-        0,
-        "processes; 0: one per module, at most one per GPU or CPU core",
-        group=MREM_P,
-        least=0,
-        most=MOST_THREADS,
-        decides=False,
-    )
+        0, "processes; 0: one per module, at most one per GPU or CPU core",
+        group=MREM_P, least=0, most=MOST_THREADS, decides=False,
+    )  # fmt: skip
     max_restarts: int = option(
         3,
         "how often to restart all workers after one died",

@@ -19,6 +19,7 @@ from mrem_deploy.recipe_values import (
 Recipe = Any  # mrem_deploy.recipe.Recipe, which calls this module
 
 EARLIER_RATES = (5e-4, 5e-5)  # defaults of --lr that earlier builds wrote into recipe.yaml, also of qat
+FOR_TARGET = ("mrem-s", "rem", "ptq")  # methods that train in one process, and without the evaluation split
 WITH_STEPS = ("mrem-s", "mrem-p", "rem")  # methods whose training is counted in steps per module or matmul
 
 
@@ -92,13 +93,41 @@ def _check_budget(recipe: Recipe) -> None:
     """A budget and bits to choose go together."""
     if not 0 <= recipe.budget_mb < float("inf"):
         raise bad_value("budget_mb", "a size in MiB", recipe.budget_mb)
-    if recipe.chooses_bits and not recipe.budget_mb:
+    if recipe.target_drop is not None:
+        _check_target(recipe)
+    elif recipe.chooses_bits and not recipe.budget_mb:
         raise UserError(
-            f"--bits {recipe.bits} needs a size for the model", "give it in MiB, for example --budget-mb 12"
+            f"--bits {recipe.bits} needs a size for the model",
+            "give it in MiB, for example --budget-mb 12, or what may be lost, such as --target-drop 1.0",
         )
     if recipe.budget_mb and not recipe.chooses_bits:
         raise UserError(
             f"--budget-mb has no effect with --bits {recipe.bits}", "leave it out, or use --bits auto"
+        )
+
+
+def _check_target(recipe: Recipe) -> None:
+    """A target for the drop needs bits to choose, and a training that can be repeated at every size."""
+    if not 0 <= recipe.target_drop <= 100:
+        raise bad_value("target_drop", "points from 0 to 100", recipe.target_drop)
+    if not recipe.chooses_bits:
+        raise UserError(
+            f"--target-drop chooses the bits of every layer, and --bits {recipe.bits} fixes them",
+            "use --bits auto, or auto-4 for 4-bit activations; or leave --target-drop out",
+        )
+    if recipe.budget_mb:
+        raise UserError(
+            "--target-drop looks for the smallest size, and --budget-mb gives one", "leave one of them out"
+        )
+    if recipe.method not in FOR_TARGET:
+        raise UserError(
+            f"--target-drop works with {', '.join(FOR_TARGET)}; the method is {recipe.method}",
+            "use --method mrem-s; then run the recipe that it writes with another method",
+        )
+    if recipe.time_budget is not None:
+        raise UserError(
+            "--target-drop trains several models, and --time-budget is for one",
+            "leave one of them out; --plan prints the time, --preset quick and --steps shorten it",
         )
 
 

@@ -25,6 +25,7 @@ OPTIONS: dict[str, tuple[str, list[str], Any]] = {
     "out": ("/results/a", ["/results/a"], "/results/a"),
     "bits": ("2-2-4", ["2-2-4"], "2-2-4"),
     "budget_mb": ("12.5", ["12.5"], 12.5),
+    "target_drop": ("1.5", ["1.5"], 1.5),
     "sensitivity": ("hessian", ["hessian"], "hessian"),
     "method": ("rem", ["rem"], "rem"),
     "preset": ("quick", ["quick"], "quick"),
@@ -80,6 +81,7 @@ OPTIONS: dict[str, tuple[str, list[str], Any]] = {
 # What an option needs beside it; alone it would contradict the rest.
 BESIDE = {
     "budget_mb": ["--bits", "auto"],
+    "target_drop": ["--bits", "auto"],
     "train_size": ["--method", "qat"],
     "accumulate": ["--method", "qat"],
 }

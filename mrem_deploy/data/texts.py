@@ -62,6 +62,7 @@ class Rows(Protocol):
 
 R = TypeVar("R", bound=Rows)
 HELD_OUT = 0x4E1D  # the draw of held-out rows has its own random numbers
+FURTHER = 0x4E1E  # and so has that of rows to judge models by
 MOST_HELD_OUT = 8  # at most one of so many rows is held out
 
 
@@ -92,6 +93,13 @@ def split_rows(count: int, size: int, held: int, seed: int) -> tuple[np.ndarray,
         source, wanted = drawn, min(held, len(drawn) // MOST_HELD_OUT)
     apart = np.random.default_rng([seed, HELD_OUT]).choice(source, size=wanted, replace=False)
     return drawn[~np.isin(drawn, apart)], apart
+
+
+def further_rows(count: int, taken: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """Up to `size` rows that are not among those taken, drawn at random."""
+    left = np.setdiff1d(np.arange(count), taken)
+    draw = np.random.default_rng([seed, FURTHER])
+    return np.sort(draw.choice(left, size=min(size, len(left)), replace=False))
 
 
 def encode(tokenizer: Any, texts: Texts, max_length: int) -> Encoded:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -69,6 +69,62 @@ class MixedBits:
         return {name: self.to_dict()[name] for name in ("budget_mb", "planned_mb", "sensitivity")}
 
 
+@dataclass(frozen=True)
+class Choices:
+    """What every group of layers takes in bytes, and what it loses, with each number of bits."""
+
+    groups: list[Group]
+    costs: list[dict[int, int]]
+    fixed: int  # bytes that no choice changes
+    weights: dict[str, int]  # by layer: how many
+    measure: str = ""
+    errors: list[dict[int, float]] = field(default_factory=list)
+
+    @classmethod
+    def sizes(cls, teacher: PreTrainedModel, spec: QuantSpec) -> Choices:
+        """Without errors, which take a while to measure.
+
+        The teacher gets our attention function; its outputs stay the same.
+        """
+        found = prepare(teacher)
+        groups = groups_of(found, spec)
+        costs = [
+            {bits: sum(layer_bytes(teacher, name, bits, found, spec) for name in group) for bits in CHOICES}
+            for group in groups
+        ]
+        weights = {name: teacher.get_submodule(name).weight.numel() for group in groups for name in group}
+        return cls(groups, costs, fixed_bytes(teacher, found, spec, groups), weights)
+
+    def measured(
+        self,
+        teacher: PreTrainedModel,
+        spec: QuantSpec,
+        batches: Sequence[Batch],
+        measure: str,
+        seed: int = 0,
+        counts: torch.Tensor | None = None,
+    ) -> Choices:
+        """With errors as `measure` finds them. `counts` of the tokens choose the embedding's hot rows."""
+        errors = MEASURES[measure](teacher, self.groups, spec, batches, seed, counts)
+        return replace(self, measure=measure, errors=errors)
+
+    def bytes_with(self, bits: int) -> int:
+        """The size with so many bits everywhere."""
+        return self.fixed + sum(cost[bits] for cost in self.costs)
+
+    def within_bytes(self, budget: int, budget_mb: float | None = None) -> MixedBits:
+        """The bits that fit the budget with the least sum of errors; `budget_mb` is what is reported."""
+        chosen = allocate(self.costs, self.errors, budget - self.fixed)
+        size = self.fixed + sum(cost[bits] for cost, bits in zip(self.costs, chosen, strict=True))
+        return MixedBits(
+            size / MIB if budget_mb is None else budget_mb,
+            size / MIB,
+            self.measure,
+            {name: bits for group, bits in zip(self.groups, chosen, strict=True) for name in group},
+            {group[0]: measured for group, measured in zip(self.groups, self.errors, strict=True)},
+        )
+
+
 def choose_bits(
     teacher: PreTrainedModel,
     spec: QuantSpec,
@@ -78,36 +134,18 @@ def choose_bits(
     seed: int = 0,
     counts: torch.Tensor | None = None,
 ) -> MixedBits:
-    """The bits of every layer that fit the budget with the least sum of errors, as `measure` finds them.
-
-    The teacher gets our attention function; its outputs stay the same. `counts` of the tokens choose the
-    embedding's hot rows.
-    """
-    found = prepare(teacher)
-    groups = groups_of(found, spec)
-    fixed = fixed_bytes(teacher, found, spec, groups)
-    costs = [
-        {bits: sum(layer_bytes(teacher, name, bits, found, spec) for name in group) for bits in CHOICES}
-        for group in groups
-    ]
+    """The bits of every layer that fit the budget with the least sum of errors."""
+    choices = Choices.sizes(teacher, spec)
     budget = int(budget_mb * MIB)
-    least = fixed + sum(min(cost.values()) for cost in costs)
+    least = choices.bytes_with(min(CHOICES))
     if least > budget:
         raise UserError(
             f"--budget-mb {budget_mb:g} is too small: with 2 bits everywhere the model takes "
-            f"{least / MIB:.3f} MiB, {fixed / MIB:.3f} of them for what stays in full precision",
+            f"{least / MIB:.3f} MiB, {choices.fixed / MIB:.3f} of them for what stays in full precision",
             f"give {math.ceil(1000 * least / MIB) / 1000:g} or more",
         )
-    errors = MEASURES[measure](teacher, groups, spec, batches, seed, counts)
-    chosen = allocate(costs, errors, budget - fixed)
-    size = fixed + sum(cost[bits] for cost, bits in zip(costs, chosen, strict=True))
-    return MixedBits(
-        budget_mb,
-        size / MIB,
-        measure,
-        {name: bits for group, bits in zip(groups, chosen, strict=True) for name in group},
-        {group[0]: measured for group, measured in zip(groups, errors, strict=True)},
-    )
+    measured = choices.measured(teacher, spec, batches, measure, seed, counts)
+    return measured.within_bytes(budget, budget_mb)
 
 
 def layer_bytes(model: PreTrainedModel, name: str, bits: int, found: Anatomy, spec: QuantSpec) -> int:

@@ -23,6 +23,7 @@ from mrem_deploy.report.html import html_page
 from mrem_deploy.report.methods import mixed_tables, qat_rows
 from mrem_deploy.report.plots import FEW_UNITS, Plot, draw_plots, ends, finite
 from mrem_deploy.report.summary import Summary, bits_words, data_words, model_name, summarise, words
+from mrem_deploy.report.target import target_tables, target_warnings
 from mrem_deploy.report.yaml_text import page_yaml
 from mrem_deploy.result import (
     CARD,
@@ -64,12 +65,13 @@ def write_report(folder: Path, metrics: Metrics, history: History, recipe: Recip
         *_onnx_tables(metrics.onnx),
         *making,
         *_worker_tables(metrics.cost.workers),
+        *target_tables(metrics.target),
         *mixed_tables(metrics.mixed),
         *_unit_tables(history.curves),
         *heldout_tables(metrics),
         environment_table(metrics.environment),
     ]
-    warnings = [*_warnings(history), *heldout_warnings(metrics)]
+    warnings = [*target_warnings(metrics.target), *_warnings(history), *heldout_warnings(metrics)]
     plots = draw_plots(history, metrics.size, metrics.parallel)
     settings = recipe.to_yaml().strip()
 

@@ -95,6 +95,7 @@ def terminal_summary(metrics: Metrics, folder: Path) -> str:
             *([f"against full precision: {accuracy.fidelity}"] if accuracy.fidelity else []),
             f"size: {size.full_precision_mb:.1f} → {size.quantized_mb:.1f} MiB",
             *([_onnx_line(metrics.onnx, accuracy.metric)] if metrics.onnx else []),
+            *([f"target: {metrics.target.sentence()} (estimate)"] if metrics.target else []),
             *([_heldout_line(metrics)] if metrics.heldout else []),
             f"time: {training} training, {total} in total; peak memory {memory(cost.peak_memory_mb)}",
             f"report: {folder / REPORT_HTML}",

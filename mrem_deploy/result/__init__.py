@@ -32,6 +32,7 @@ from mrem_deploy.result.metrics import (
     Sizes,
     WorkerCost,
 )
+from mrem_deploy.result.target import Attempt, TargetDrop
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
     from mrem_deploy.recipe import Recipe
 
 __all__ = [
-    "Accuracy", "CARD", "Cost", "Curve", "HISTORY", "HeldOut", "History", "LayerErrors", "METRICS", "Metrics",
-    "Onnx", "OnnxCheck", "PLOTS", "Parallel", "Qat", "RECIPE", "REPORT_HTML", "REPORT_MD",
-    "Result", "Sizes", "WorkerCost", "open_result",
+    "Accuracy", "Attempt", "CARD", "Cost", "Curve", "HISTORY", "HeldOut", "History", "LayerErrors",
+    "METRICS", "Metrics", "Onnx", "OnnxCheck", "PLOTS", "Parallel", "Qat", "RECIPE", "REPORT_HTML",
+    "REPORT_MD", "Result", "Sizes", "TargetDrop", "WorkerCost", "open_result",
 ]  # fmt: skip
 
 RECIPE = "recipe.yaml"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mrem_deploy.base.files import write_json
 from mrem_deploy.evaluate.accuracy import Accuracy
 from mrem_deploy.result.reading import given, part, read_part
+from mrem_deploy.result.target import TargetDrop
 
 if TYPE_CHECKING:  # these modules load torch, which reading a file does not need
     from mrem_deploy.quant.mixed import MixedBits
@@ -244,6 +245,7 @@ class Metrics:
     onnx: Onnx | None = None
     parallel: Parallel | None = None  # of MREM-P
     mixed: MixedBits | None = None  # with --bits auto
+    target: TargetDrop | None = None  # with --target-drop
     qat: Qat | None = None
     heldout: Mapping[str, HeldOut] = field(default_factory=dict)  # by module, from input to output
     base_model: str | None = None  # hub id and licence of the original, where they are known
@@ -266,6 +268,7 @@ class Metrics:
         parts = {
             "parallel": self.parallel,
             "mixed_precision": self.mixed,
+            "target_drop": self.target,
             "qat": self.qat,
             "size": self.size,
             "onnx": self.onnx,
@@ -291,6 +294,7 @@ class Metrics:
                 "onnx": part(Onnx, content.get("onnx")),
                 "parallel": part(Parallel, content.get("parallel")),
                 "mixed": _mixed(content.get("mixed_precision")),
+                "target": part(TargetDrop, content.get("target_drop")),
                 "qat": part(Qat, content.get("qat")),
                 "heldout": {n: HeldOut.from_dict(m) for n, m in (content.get("heldout") or {}).items()},
             }

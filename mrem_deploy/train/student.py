@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
@@ -15,7 +16,7 @@ from mrem_deploy.quant.calibrate import initial_scales
 from mrem_deploy.quant.centring import centre, channel_means, shifts_of
 from mrem_deploy.quant.hot_rows import token_counts
 from mrem_deploy.quant.insert import activation_points, insert_quantizers, prepare
-from mrem_deploy.quant.mixed import MixedBits, choose_bits
+from mrem_deploy.quant.mixed import Choices, MixedBits, choose_bits
 from mrem_deploy.quant.spec import QuantSpec
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.train.checkpoint import CheckpointStore
@@ -23,6 +24,7 @@ from mrem_deploy.train.mrem_p.crew import Crew
 from mrem_deploy.train.mrem_p.shards import share_scales
 
 BITS_CHECKPOINT = "bits"
+ERRORS_CHECKPOINT = "sensitivities"
 SENSITIVITY_BATCHES = 4  # batches on which the sensitivity of every layer is measured
 
 
@@ -103,3 +105,20 @@ def chosen_bits(
         if store is not None:
             store.save(BITS_CHECKPOINT, {}, {"chosen": chosen})
     return MixedBits.from_dict(crew.exchange("the bits of every layer", chosen, patient=True)[0])
+
+
+def bit_choices(
+    teacher: PreTrainedModel, recipe: Recipe, calibration: Encoded, store: CheckpointStore
+) -> Choices:
+    """Sizes and sensitivities of every layer, measured once in a run, whatever its interruptions."""
+    choices = Choices.sizes(teacher, recipe.spec)
+    kept = store.notes(ERRORS_CHECKPOINT)
+    if kept:
+        errors = [{int(bits): error for bits, error in each.items()} for each in kept["errors"]]
+        return replace(choices, measure=recipe.sensitivity, errors=errors)
+    device = next(teacher.parameters()).device
+    batches = list(first_batches(recipe, calibration, device, SENSITIVITY_BATCHES))
+    counts = calibration_counts(teacher, calibration)
+    choices = choices.measured(teacher, recipe.spec, batches, recipe.sensitivity, recipe.seed, counts)
+    store.save(ERRORS_CHECKPOINT, {}, {"errors": choices.errors})
+    return choices

@@ -17,12 +17,14 @@ from mrem_deploy.models.architectures import anatomy
 from mrem_deploy.models.partition import module_cuts
 from mrem_deploy.recipe import Recipe, module_count, parse_epochs, parse_modules
 from mrem_deploy.recipe_defaults import PRESETS
+from mrem_deploy.train import METHODS
 from mrem_deploy.train.activation_cache import CacheSettings
 from mrem_deploy.train.heldout import looks
 from mrem_deploy.train.mrem_p.launch import devices, threads_each
-from mrem_deploy.walk.loading import Loaded
+from mrem_deploy.walk.loading import MOST_JUDGED, Loaded
 from mrem_deploy.walk.scoring import TORCH_EXAMPLES, by_onnxruntime
 from mrem_deploy.walk.state import Run
+from mrem_deploy.walk.target import MOST_SHORT, RUNGS, SHORT
 from mrem_deploy.walk.timing import Timing, measure
 
 REM_COST = 2.5  # a step of REM for all matmuls of a block, in steps of MREM: each runs the block again
@@ -104,6 +106,7 @@ class Plan:
     threads: int
     workers: int
     shorter: tuple[tuple[str, float], ...] = ()  # options and the seconds that the run would then take
+    at_most: bool = False  # the times are those of the worst case
 
     @property
     def seconds(self) -> float:
@@ -115,7 +118,8 @@ class Plan:
         each = "threads" if self.threads > 1 else "thread"
         where = f"{self.workers} workers of {self.threads} {each}" if self.workers > 1 else ""
         total = (
-            f"  about {duration(self.seconds)} on this machine ({where or f'{self.threads} {each}'}); "
+            f"  {'at most' if self.at_most else 'about'} {duration(self.seconds)} on this machine "
+            f"({where or f'{self.threads} {each}'}); "
             f"memory up to {_size(self.memory_mib)}, disk up to {_size(self.disk_mib)}"
         )
         if not any(stage.name == "evaluate" for stage in self.stages):
@@ -208,6 +212,8 @@ def _plan(
         if keeps_targets:  # the teacher's outputs are kept for the last module as well
             seconds += batches * (shape.blocks - shape.cuts[-2]) * timing.teacher
         stages.append(Stage("cache", f"outputs of {count(sentences)} sentences", seconds))
+    if recipe.target_drop is not None:
+        stages = _walked(recipe, shape, timing, stages)
     passes = timing.teacher
     if profiles and recipe.validate:
         passes += ONNX_COST * timing.teacher
@@ -229,7 +235,26 @@ def _plan(
         disk_mib=_disk(recipe, shape, cached[1], profiles),
         threads=threads,
         workers=workers,
+        at_most=recipe.target_drop is not None,
     )
+
+
+def _walked(recipe: Recipe, shape: ModelShape, timing: Timing, stages: list[Stage]) -> list[Stage]:
+    """--target-drop: all sizes trained in full, in the worst case; see target.py."""
+    full, short = len(RUNGS), MOST_SHORT if METHODS[recipe.method].trains else 0
+    found = []
+    for stage in stages:
+        if stage.name == "train":
+            steps = count(max(1, round(SHORT * recipe.steps)))
+            brief = f"up to {short} trainings with {steps} of the steps"
+            found.append(Stage("short", brief, short * SHORT * stage.seconds))
+            found.append(Stage("train", f"1 to {full} trainings of {stage.what}", full * stage.seconds))
+        else:  # the scales of the result are searched once more
+            times = full + short + (stage.name == "calibrate")
+            found.append(replace(stage, seconds=times * stage.seconds))
+    passes = timing.teacher + (full + short) * timing.student
+    seconds = MOST_JUDGED / recipe.batch_size * shape.blocks * passes
+    return [*found, Stage("estimate", f"the drop on up to {count(MOST_JUDGED)} sentences", seconds)]
 
 
 def _choosing(recipe: Recipe, shape: ModelShape, timing: Timing) -> list[Stage]:

@@ -105,6 +105,7 @@ def measured(
         onnx=onnx,
         parallel=parallel,
         mixed=trained.mixed,
+        target=trained.target,
         qat=qat,
         heldout={name: HeldOut.of(curve) for name, curve in log.heldout.items()},
     )

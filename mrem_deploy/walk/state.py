@@ -95,6 +95,10 @@ class Run:
             return f"torchrun … -m mrem_deploy.quantize --config {config}"
         return f"mrem quantize --config {config}"
 
+    def continue_within(self, part: str) -> None:
+        """From now on checkpoints are those of one of several trainings."""
+        self._store = self.store.within(part)
+
     def seconds(self) -> float:
         """Since the start, the interrupted runs that this one continues included."""
         return time.perf_counter() - self.started + self.store.earlier_seconds

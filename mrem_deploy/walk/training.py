@@ -15,13 +15,14 @@ from mrem_deploy.evaluate.accuracy import QUANTIZED
 from mrem_deploy.evaluate.layer_error import layer_errors
 from mrem_deploy.evaluate.predict import torch_predictor
 from mrem_deploy.quant.mixed import MixedBits
-from mrem_deploy.result import Cost, LayerErrors, WorkerCost
+from mrem_deploy.result import Cost, LayerErrors, TargetDrop, WorkerCost
 from mrem_deploy.train import METHODS
 from mrem_deploy.train.heldout import final_losses
 from mrem_deploy.train.job import Curve, ProcessCost, TrainJob, TrainLog
 from mrem_deploy.train.student import chosen_bits, make_student
 from mrem_deploy.walk.loading import Loaded
 from mrem_deploy.walk.state import Run
+from mrem_deploy.walk.target import walk_to_target
 
 ERROR_BATCHES = 4  # batches on which the error of every layer is measured, before and after training
 
@@ -35,6 +36,7 @@ class Trained:
     mixed: MixedBits | None  # with --bits auto
     errors: LayerErrors
     cost: Cost  # total_seconds is not known yet
+    target: TargetDrop | None = None  # with --target-drop
 
 
 def train(run: Run, loaded: Loaded) -> Trained:
@@ -42,7 +44,10 @@ def train(run: Run, loaded: Loaded) -> Trained:
     recipe, teacher, calibration = run.recipe, loaded.teacher, loaded.calibration
     with PeakMemory(run.device) as memory:
         started, cpu_started = time.perf_counter(), time.process_time()
-        mixed = None
+        mixed = target = None
+        if recipe.target_drop is not None:
+            target = walk_to_target(run, loaded)
+            recipe = run.recipe
         if recipe.chooses_bits:
             mixed = chosen_bits(teacher, recipe, calibration, run.store, run.crew)
         spec = replace(recipe.spec, layer_bits=mixed.layer_bits if mixed else ())
@@ -72,7 +77,7 @@ def train(run: Run, loaded: Loaded) -> Trained:
         heldout_samples=len(loaded.holdout) if loaded.holdout is not None else None,
         stages=log.seconds,
     )
-    return Trained(student, log, mixed, LayerErrors.between(before, after), cost)
+    return Trained(student, log, mixed, LayerErrors.between(before, after), cost, target)
 
 
 def measured_at_the_end(log: TrainLog, losses: dict[str, float]) -> dict[str, Curve]:

@@ -20,9 +20,11 @@ from tiny_models import (
 )
 from torch import nn
 
+from mrem_deploy import recipe_defaults
 from mrem_deploy.models.parts import carve
 from mrem_deploy.quant.layers import Matmul, QuantEmbedding, QuantLinear
 from mrem_deploy.quant.spec import QuantSpec
+from mrem_deploy.recipe import Recipe
 from mrem_deploy.train import checkpoint, rem
 from mrem_deploy.train.checkpoint import CheckpointStore
 from mrem_deploy.train.job import TrainLog
@@ -199,3 +201,24 @@ def test_full_precision_activations_and_weights_leave_nothing_to_train() -> None
     teacher, student = tiny_pair(spec=QuantSpec(2, 32, 32))  # products without any parameter of their own
     log = train_rem(train_job(teacher, student, tiny_encoded(), steps=2))
     assert log.curves["block 1/3 encoder.layer.0.attention.self.scores"] == []
+
+
+def test_the_word_embedding_has_its_lower_rate() -> None:
+    """Adam's first step is the rate in the direction of the sign: a tenth of it moves a tenth as far."""
+    name, spec = "bert.embeddings.word_embeddings.weight", QuantSpec(2, 2, 8)
+    before = state_of(tiny_pair(spec=spec)[1])
+    moved = {}
+    for rate in (1.0, 0.1):
+        after, _ = run(spec=spec, steps=1, embedding_rate=rate)
+        moved[rate] = float((after[name] - before[name]).abs().max())
+    assert moved[1.0] == pytest.approx(3e-3, rel=0.01)  # the rate of `train_job`
+    assert moved[0.1] == pytest.approx(3e-4, rel=0.01)
+
+
+def test_a_method_can_have_rates_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe_defaults, "RATES_BY_METHOD", {"rem": {2: 2e-4}})
+    assert Recipe(method="rem", bits="2-2-8").lr == 2e-4
+    assert Recipe(method="rem", bits="4-4-8").lr == recipe_defaults.RATES[4]
+    assert Recipe(method="mrem-s", bits="2-2-8").lr == recipe_defaults.RATES[2]
+    assert Recipe(method="rem", bits="2-2-8", lr=5e-3).lr == 5e-3
+    assert recipe_defaults.by_bits().endswith("; rem 0.0002 at 2 bits")
