@@ -228,7 +228,7 @@ def test_no_arguments_run_the_built_in_example(monkeypatch: pytest.MonkeyPatch, 
 
 def test_the_written_recipe_reads_as_the_same_recipe(tmp_path: Path) -> None:
     # All others at once allow these only.
-    agreeing = {"bits": "auto-4", "method": "qat", "lr": 3e-4, "time_budget": None}
+    agreeing = {"bits": "auto-4", "method": "qat", "lr": 3e-4, "time_budget": None, "target_drop": None}
     full = Recipe(**{name: value for name, (_, _, value) in OPTIONS.items()} | agreeing)
     assert make_recipe(from_yaml(yaml_file(tmp_path, full.to_yaml()))) == full
     assert make_recipe(from_yaml(yaml_file(tmp_path, Recipe().to_yaml()))) == Recipe()
@@ -245,7 +245,8 @@ def test_texts_that_yaml_would_read_as_something_else(text: str, tmp_path: Path)
 @pytest.mark.parametrize("name", FIELDS)
 def test_the_digest_follows_what_decides_the_result(name: str) -> None:
     beside = {BESIDE[name][0][2:]: BESIDE[name][1]} if name in BESIDE else {}
-    plain = Recipe() if "bits" not in beside else Recipe(**beside, budget_mb=1.0)
+    size = {"target_drop": 0.5} if name == "target_drop" else {"budget_mb": 1.0}
+    plain = Recipe() if "bits" not in beside else Recipe(**beside, **size)
     changed = dataclasses.replace(plain, **beside | {name: OPTIONS[name][2]})
     same = changed.digest() == dataclasses.replace(plain, **beside).digest()
     of_no_weight = ("out", "preset", "cache_dir", "max_memory", "checkpoint_steps", "export", "validate")

@@ -108,6 +108,11 @@ class Choices:
         errors = MEASURES[measure](teacher, self.groups, spec, batches, seed, counts)
         return replace(self, measure=measure, errors=errors)
 
+    @property
+    def least_bytes(self) -> int:
+        """The smallest size. In a tiny model the hot rows of 2 bits may take more than 8 bits do."""
+        return self.fixed + sum(min(cost.values()) for cost in self.costs)
+
     def bytes_with(self, bits: int) -> int:
         """The size with so many bits everywhere."""
         return self.fixed + sum(cost[bits] for cost in self.costs)
@@ -137,7 +142,7 @@ def choose_bits(
     """The bits of every layer that fit the budget with the least sum of errors."""
     choices = Choices.sizes(teacher, spec)
     budget = int(budget_mb * MIB)
-    least = choices.bytes_with(min(CHOICES))
+    least = choices.least_bytes
     if least > budget:
         raise UserError(
             f"--budget-mb {budget_mb:g} is too small: with 2 bits everywhere the model takes "
