@@ -62,7 +62,7 @@ def quantize_model(
     head = head_of(model)
     texts = texts_of(sentences)
     device = resolve_device(recipe.device)
-    select_backend(recipe.kernels, device)
+    select_backend(recipe.kernels, device, recipe.deterministic)
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     keep_large_blocks()

@@ -1,6 +1,7 @@
 """`mrem doctor`: show what this machine has, which kernels will run, and what to install.
 
-It computes nothing. It does start CUDA, which takes a few hundred MiB of GPU memory until the command ends.
+It starts CUDA, which takes a few hundred MiB of GPU memory until the command ends, and runs one small kernel
+there, to find out whether Triton works. It computes nothing else.
 """
 
 from __future__ import annotations
@@ -83,11 +84,17 @@ def gpu() -> str:
     import torch
 
     if torch.cuda.is_available():
-        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-        return ", ".join(names)
+        return ", ".join(map(_described, range(torch.cuda.device_count())))
     if torch.version.cuda is None and torch.version.hip is None:
         return "none that torch can use: this is the CPU build of torch"
     return "none that torch sees"
+
+
+def _described(index: int) -> str:
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(index)
+    return f"{torch.cuda.get_device_name(index)} (compute capability {major}.{minor})"
 
 
 def packages() -> list[str]:
@@ -146,16 +153,18 @@ def choices() -> list[str]:
 
 def remedies() -> list[str]:
     advice = [
-        f"for {name}: {backends.remedy_of(name)}"
+        f"for {name}: {remedy}"
         for name in WHAT
-        if backends.problem_of(name) and (name != "triton" or _has_gpu())
+        if backends.problem_of(name)
+        and (name != "triton" or _has_gpu())
+        and (remedy := backends.remedy_of(name))
     ]
     try:
         importlib.import_module("onnxruntime")
     except ImportError:
         advice.append('for export and validation: pip install "mrem-deploy[cpu]"')
     if not _has_gpu() and environment.describe_machine()["gpu"]:
-        advice.append("for the GPU: a CUDA build of torch (make setup TORCH_INSTALL=torch)")
+        advice.append("for the GPU: a CUDA build of torch (make setup-gpu)")
     return advice
 
 

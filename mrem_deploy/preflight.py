@@ -26,7 +26,7 @@ from mrem_deploy.data.labels import label_order
 from mrem_deploy.data.squad import Questions
 from mrem_deploy.data.task_data import TaskData, Texts
 from mrem_deploy.deploy.runtime import EXPORT_PACKAGES, INSTALL, missing_packages
-from mrem_deploy.kernels.backends import use_backend
+from mrem_deploy.kernels.backends import measure_tiles, use_backend
 from mrem_deploy.models.architectures import anatomy
 from mrem_deploy.models.loading import check_max_length
 from mrem_deploy.models.partition import module_cuts
@@ -119,9 +119,10 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def select_backend(name: str, device: torch.device) -> None:
+def select_backend(name: str, device: torch.device, deterministic: bool = False) -> None:
     """Use `--kernels` in this process, if it works on the device."""
     use_backend(name)
+    measure_tiles(not deterministic)
     if name == "cpp" and device.type != "cpu":
         raise UserError(
             f"--kernels cpp computes on the CPU, not on {device}", "use --device cpu, or --kernels auto"

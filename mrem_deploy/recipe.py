@@ -196,7 +196,8 @@ class Recipe:
     )
     deterministic: bool = option(
         False,
-        "modules run in lock-step with queues of one: two runs agree exactly, but modules wait",
+        "modules run in lock-step with queues of one, and GPU kernels take the first tile of their list: two "
+        "runs agree exactly, but modules wait",
         group=MREM_P,
     )
     workers: int = option(

@@ -1,8 +1,9 @@
 """What the kernels compile to, on any machine: `python -m mrem_deploy.kernels.gpu.inspection sm_90`.
 
 Calls the ops as training does, at the shapes of BERT-base, but every launch only compiles (see `launching`),
-with every tile of the list. Reports registers, spills, shared memory and matrix instructions. Note: none of
-this is a measurement. A kernel that looks right here may still be slow.
+with every tile of the list. With --few: only the calls that have matmuls, with the smallest tile. Reports
+registers, spills, shared memory and matrix instructions. Note: none of this is a measurement. A kernel that
+looks right here may still be slow.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
@@ -26,7 +28,7 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.kernels.gpu import linear as linear_op
 from mrem_deploy.kernels.gpu import ops
 from mrem_deploy.kernels.gpu.codes import int8_range, make_codes
-from mrem_deploy.kernels.gpu.launching import INTERPRETED, Compiled, compiling_for
+from mrem_deploy.kernels.gpu.launching import INTERPRETED, Compiled, DoesNotCompile, compiling_for
 from mrem_deploy.kernels.quantized import Quantized
 from mrem_deploy.numerics import activation_grid, asymmetric_grid, midrise_grid, symmetric_grid
 
@@ -43,9 +45,18 @@ class Device:
     register_file: int  # 32-bit registers that all threads of a block share
 
 
+def _nvidia_device(capability: int, shared: int) -> Device:
+    return Device(GPUTarget("cuda", capability, 32), shared * KIB, 255, 65536)
+
+
 DEVICES = {
-    "sm_80": Device(GPUTarget("cuda", 80, 32), 163 * KIB, 255, 65536),  # A100
-    "sm_90": Device(GPUTarget("cuda", 90, 32), 227 * KIB, 255, 65536),  # H100
+    "sm_75": _nvidia_device(75, 64),  # T4: the int8 matmul does not compile
+    "sm_80": _nvidia_device(80, 163),  # A100
+    "sm_86": _nvidia_device(86, 99),  # RTX 30, A10
+    "sm_89": _nvidia_device(89, 99),  # RTX 40, L4, L40
+    "sm_90": _nvidia_device(90, 227),  # H100
+    "sm_100": _nvidia_device(100, 227),  # B200
+    "sm_120": _nvidia_device(120, 99),  # RTX 50
     "gfx942": Device(GPUTarget("hip", "gfx942", 64), 64 * KIB, 512, 4 * 512 * 64),  # MI300: four SIMDs
 }
 
@@ -137,9 +148,14 @@ def calls() -> dict[str, Callable[[], object]]:
     }
 
 
-def inspect(device: Device, call: str, run: Callable[[], object]) -> list[Report]:
-    """Compile what `run` would launch; each kernel is reported once."""
-    with compiling_for(device.target) as dry_run:
+FEW = ("linear codes", "linear fused bf16 ternary", "linear_backward of x", "matmul_backward fp16", "twn")
+
+
+def inspect(
+    device: Device, call: str, run: Callable[[], object], most_tiles: int | None = None
+) -> list[Report]:
+    """Compile what `run` would launch; each kernel is reported once. Raises DoesNotCompile."""
+    with compiling_for(device.target, most_tiles) as dry_run:
         run()
     different = {id(compiled.kernel): compiled for compiled in dry_run.compiled}
     return [_report(call, compiled) for compiled in different.values()]
@@ -171,7 +187,7 @@ def _nvidia(kernel: Any) -> dict[str, Any]:
     return {
         "registers": int(registers[1]),
         "spills": len(re.findall(r"\b(?:STL|LDL)\b", instructions)),
-        "matrix": _count(r"(wgmma\.mma_async\.\S+|mma\.sync\.\S+)", kernel.asm["ptx"]),
+        "matrix": _count(r"(tcgen05\.mma\.\S+|wgmma\.mma_async\.\S+|mma\.sync\.\S+)", kernel.asm["ptx"]),
         "divisions": _count(r"\b(div\.\w+(?:\.ftz)?\.f\d+)", kernel.asm["ptx"]),
     }
 
@@ -195,20 +211,29 @@ def _count(pattern: str, text: str) -> dict[str, int]:
     return dict(sorted(Counter(re.findall(pattern, text)).items()))
 
 
-def inspect_all(name: str) -> list[Report]:
+def inspect_all(name: str, few: bool = False) -> list[Report]:
     if INTERPRETED:
         raise UserError("TRITON_INTERPRET is set, so nothing would be compiled", "unset it")
     if name not in DEVICES:
         raise UserError(f"there is no target {name!r}", f"choose among {', '.join(DEVICES)}")
-    return [report for call, run in calls().items() for report in inspect(DEVICES[name], call, run)]
+    chosen = {call: run for call, run in calls().items() if not few or call in FEW}
+    most = 1 if few else None
+    return [report for call, run in chosen.items() for report in inspect(DEVICES[name], call, run, most)]
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m mrem_deploy.kernels.gpu.inspection", description=__doc__)
     parser.add_argument("target", help=" or ".join(DEVICES))
+    parser.add_argument("--few", action="store_true", help="only matmuls, each with its smallest tile")
     parser.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args(argv)
-    reports = inspect_all(options.target)
+    try:
+        reports = inspect_all(options.target, options.few)
+    except DoesNotCompile as error:
+        raise UserError(
+            f"Triton {triton.__version__} cannot compile the kernels for {options.target}: {error}",
+            "on such a GPU, --kernels auto computes in plain torch",
+        ) from error
     if options.json:
         json.dump([asdict(report) for report in reports], sys.stdout)
         return 0

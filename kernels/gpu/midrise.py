@@ -15,6 +15,7 @@ from mrem_deploy.kernels.gpu.partial_sums import sum_of
 from mrem_deploy.kernels.gpu.weight_scales import (
     SPAN_TILE,
     SPANS,
+    float64,
     kept_magnitudes,
     kept_spans_kernel,
     magnitude_spans_kernel,
@@ -38,13 +39,13 @@ def scale_of(numerator, denominator):
 
 @triton.jit
 def first_scale(total, count):
-    return scale_of(total * START, count.to(tl.float64))
+    return scale_of(total * START, float64(count))
 
 
 @triton.jit
 def next_scale(total, count, above, number):
     """Σ|w|q / Σq², from Σ|w| over all `count` weights and over the `number` of those above Δ."""
-    return scale_of(total + 2 * above, count.to(tl.float64) + 8 * number)
+    return scale_of(total + 2 * above, float64(count) + 8 * number)
 
 
 @triton.jit

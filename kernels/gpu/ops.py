@@ -1,12 +1,17 @@
 """The training ops by Triton kernels, with the contract of `reference`, on a GPU.
 
 What the kernels do not compute goes to the reference on the same device: float64, grids of more than 256
-codes in matmuls, and sums of integers that could exceed 2^31.
+codes in matmuls, sums of integers that could exceed 2^31, and ops whose kernel Triton cannot compile for this
+GPU, with one warning each.
 """
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import torch
+import triton
 
 from mrem_deploy.kernels import reference
 from mrem_deploy.kernels.gpu import fake_quant as elementwise
@@ -15,12 +20,15 @@ from mrem_deploy.kernels.gpu import matmul as matmul_op
 from mrem_deploy.kernels.gpu import midrise as midrise_op
 from mrem_deploy.kernels.gpu import weight_scales
 from mrem_deploy.kernels.gpu.codes import int8_range
+from mrem_deploy.kernels.gpu.launching import DoesNotCompile, dry_run
 from mrem_deploy.kernels.quantized import Quantized
 from mrem_deploy.numerics import Grid
 
 Tensor = torch.Tensor
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 LARGEST_CODE = 2**22  # the largest number that `numerics.round_half_even` rounds
 LARGEST_SUM = 2**31 - 1
+_without_kernel: set[tuple[object, ...]] = set()  # op, type and device for which Triton cannot make one
 
 
 def _serves(x: Tensor, *grids: Grid) -> bool:
@@ -37,18 +45,40 @@ def _serves_product(x: Tensor, summed: int, left: Quantized, right: Quantized) -
     )  # four terms with offsets
 
 
+def _run(op: str, serving: Any, *arguments: Any) -> Any:
+    """The op by Triton's kernels, or by the reference where Triton cannot make them for this GPU."""
+    kind = (op, arguments[0].dtype, arguments[0].device)
+    if serving is not reference and kind not in _without_kernel:
+        try:
+            return getattr(serving, op)(*arguments)
+        except DoesNotCompile as error:
+            if dry_run() is not None:
+                raise
+            _without_kernel.add(kind)
+            warnings.warn(
+                f"{op} is computed in plain torch, which is slower: Triton {triton.__version__} cannot "
+                f"compile its kernel for this GPU ({error})",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+    return getattr(reference, op)(*arguments)
+
+
 def fake_quant(x: Tensor, scale: Tensor, grid: Grid) -> Tensor:
-    return (elementwise if _serves(x, grid) else reference).fake_quant(x, scale, grid)
+    y: Tensor = _run("fake_quant", elementwise if _serves(x, grid) else reference, x, scale, grid)
+    return y
 
 
 def fake_quant_backward(grad: Tensor, x: Tensor, scale: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     serving = elementwise if _serves(x, grid) else reference
-    return serving.fake_quant_backward(grad, x, scale, grid)
+    found: tuple[Tensor, Tensor] = _run("fake_quant_backward", serving, grad, x, scale, grid)
+    return found
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, x_quant: Quantized, w_quant: Quantized) -> Tensor:
     serving = linear_op if _serves_product(x, x.shape[-1], x_quant, w_quant) else reference
-    return serving.linear(x, weight, bias, x_quant, w_quant)
+    y: Tensor = _run("linear", serving, x, weight, bias, x_quant, w_quant)
+    return y
 
 
 def linear_backward(
@@ -59,33 +89,42 @@ def linear_backward(
     w_quant: Quantized,
     need_x: bool,
     need_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> Gradients:
     serving = linear_op if _serves_product(x, 1, x_quant, w_quant) else reference
-    return serving.linear_backward(grad, x, weight, x_quant, w_quant, need_x, need_weight)
+    found: Gradients = _run(
+        "linear_backward", serving, grad, x, weight, x_quant, w_quant, need_x, need_weight
+    )
+    return found
 
 
 def matmul(a: Tensor, b: Tensor, a_quant: Quantized, b_quant: Quantized) -> Tensor:
     serving = matmul_op if _serves_product(a, a.shape[-1], a_quant, b_quant) else reference
-    return serving.matmul(a, b, a_quant, b_quant)
+    y: Tensor = _run("matmul", serving, a, b, a_quant, b_quant)
+    return y
 
 
-def matmul_backward(
-    grad: Tensor, a: Tensor, b: Tensor, a_quant: Quantized, b_quant: Quantized
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def matmul_backward(grad: Tensor, a: Tensor, b: Tensor, a_quant: Quantized, b_quant: Quantized) -> Gradients:
     serving = matmul_op if _serves_product(a, 1, a_quant, b_quant) else reference
-    return serving.matmul_backward(grad, a, b, a_quant, b_quant)
+    found: Gradients = _run("matmul_backward", serving, grad, a, b, a_quant, b_quant)
+    return found
 
 
 def twn(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
-    return (weight_scales if _serves(weight) else reference).twn(weight, per_row)
+    found: tuple[Tensor, Tensor] = _run(
+        "twn", weight_scales if _serves(weight) else reference, weight, per_row
+    )
+    return found
 
 
 def midrise(weight: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
-    return (midrise_op if _serves(weight) else reference).midrise(weight, per_row)
+    serving = midrise_op if _serves(weight) else reference
+    found: tuple[Tensor, Tensor] = _run("midrise", serving, weight, per_row)
+    return found
 
 
 def laq(
     weight: Tensor, start: Tensor, diagonal: Tensor | None, grid: Grid, iterations: int, per_row: bool
 ) -> Tensor:
     serving = weight_scales if _serves(weight, grid) else reference
-    return serving.laq(weight, start, diagonal, grid, iterations, per_row)
+    alpha: Tensor = _run("laq", serving, weight, start, diagonal, grid, iterations, per_row)
+    return alpha

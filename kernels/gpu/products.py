@@ -23,7 +23,7 @@ from mrem_deploy.kernels.gpu.codes import Codes, Range, carry, int8_range
 from mrem_deploy.kernels.gpu.launching import blocks, launch, vendor
 from mrem_deploy.kernels.gpu.numerics import by_threshold, dot_with_integers, integers, lsq
 from mrem_deploy.kernels.gpu.partial_sums import add_partial_sums
-from mrem_deploy.kernels.gpu.tuning import Tile, choose
+from mrem_deploy.kernels.gpu.tuning import Tile, run_tiled
 from mrem_deploy.kernels.quantized import Quantized
 
 UNSPECIALIZED = ("a_low", "a_high", "a_offset", "b_low", "b_high", "b_offset", "b_inner")  # vary by layer
@@ -315,7 +315,7 @@ def product(
         )
 
     sizes = (outer * inner, rows, columns, summed)
-    run(choose("product" if codes is None else "codes", sizes, a.values, "", run))
+    run_tiled("product" if codes is None else "codes", sizes, a.values, "", run)
     return y
 
 
@@ -354,7 +354,7 @@ def gradient(
         )
 
     variant = f"{precision}{'-lsq' if learned else ''}"
-    run(choose("gradient", (outer * inner, rows, columns, summed), grad, variant, run))
+    run_tiled("gradient", (outer * inner, rows, columns, summed), grad, variant, run)
     return add_partial_sums(partial, of.scale.shape) if learned else None
 
 

@@ -1,8 +1,9 @@
 """Which tile a matmul uses: lists of tiles, and a choice by measurement that is remembered.
 
 On a GPU every tile of a list is timed once for each kernel, type, device and size (rounded up to powers of
-two); the choice is kept in memory and in the cache folder. The interpreter has one tile; a dry run compiles
-all. MREM_TUNE=0 takes the first of the list without timing.
+two); the choice is kept in memory and in the cache folder. A tile that does not compile there, or does not
+fit, is passed over. The interpreter has one tile; a dry run compiles all. MREM_TUNE=0 and --deterministic
+take the first that compiles, without timing.
 
 Note: the choice changes the speed and, in gradients, the order of sums. The forward matmul is exact and the
 same for all tiles.
@@ -14,6 +15,7 @@ import functools
 import json
 import math
 import os
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +25,11 @@ import triton
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import cache_folder, write_json
-from mrem_deploy.kernels.gpu.launching import INTERPRETED, is_dry_run, vendor
+from mrem_deploy.kernels import backends
+from mrem_deploy.kernels.gpu.launching import INTERPRETED, DoesNotCompile, dry_run, vendor
 
 VARIABLE = "MREM_TUNE"
+TIMED_RUNS = 7  # of each tile, after one that compiles it
 
 
 @dataclass(frozen=True)
@@ -68,30 +72,88 @@ TILES: dict[str, dict[str, tuple[Tile, ...]]] = {
 INTERPRETER_TILE = Tile(64, 64, 64, 1, 1)
 
 
-def choose(
+def run_tiled(
     kernel: str, sizes: tuple[int, ...], like: torch.Tensor, variant: str, run: Callable[[Tile], object]
-) -> Tile:
-    """The tile for one matmul; `run` launches it with a given tile and may be called many times."""
+) -> None:
+    """Run one matmul with the tile that suits it; `run` launches it with a given tile.
+
+    `run` may be called many times; its last call is the one that counts. Raises DoesNotCompile if no tile
+    can be compiled for this GPU.
+    """
     if INTERPRETED:
-        return INTERPRETER_TILE
+        run(INTERPRETER_TILE)
+        return
     tiles = TILES[vendor()][kernel]
-    if is_dry_run():
-        for tile in tiles[1:]:
+    if (dry := dry_run()) is not None:
+        _run_every(tiles[-(dry.most_tiles or len(tiles)) :], run)
+        return
+    usable, kind = tiles, (kernel, variant, like.dtype, like.device)
+    if measures():
+        key = f"{kernel} {variant} {_bucket(sizes)} {str(like.dtype).removeprefix('torch.')}"
+        known = remembered(torch.cuda.get_device_name(like.device))
+        best = known.tile(key, tiles, lambda tile: _milliseconds(lambda: run(tile), like.device))
+        # The others stand by: sizes within a bucket may compile differently.
+        usable = (best, *(tile for tile in tiles if tile != best))
+    _run_first(usable, run, kind)
+
+
+def measures() -> bool:
+    """Whether tiles are timed, or the first is taken."""
+    if os.environ.get(VARIABLE) == "0" or not backends.measures_tiles():
+        return False
+    return not torch.cuda.is_current_stream_capturing()
+
+
+def _bucket(sizes: tuple[int, ...]) -> str:
+    return "x".join(str(triton.next_power_of_2(size)) for size in sizes)
+
+
+def _run_every(tiles: tuple[Tile, ...], run: Callable[[Tile], object]) -> None:
+    """Compile all; an error only if none can be compiled."""
+    failures = []
+    for tile in tiles:
+        try:
             run(tile)
-        return tiles[0]  # the caller runs this one
-    if os.environ.get(VARIABLE) == "0" or torch.cuda.is_current_stream_capturing():
-        return tiles[0]
-    name = torch.cuda.get_device_name(like.device)
-    bucket = "x".join(str(triton.next_power_of_2(size)) for size in sizes)
-    key = f"{kernel} {variant} {bucket} {str(like.dtype).removeprefix('torch.')}"
-    return remembered(name).tile(key, tiles, lambda tile: _milliseconds(lambda: run(tile)))
+        except DoesNotCompile as failure:
+            failures.append(failure)
+    if len(failures) == len(tiles):
+        raise failures[-1]
 
 
-def _milliseconds(call: Callable[[], object]) -> float:
-    try:
-        return float(triton.testing.do_bench(call, return_mode="median"))
-    except triton.OutOfResources:  # this GPU is smaller than the lists assume
-        return math.inf
+# By kind of matmul and tile: trying to compile again would take long.
+_failed: dict[tuple[object, ...], DoesNotCompile] = {}
+
+
+def _run_first(tiles: tuple[Tile, ...], run: Callable[[Tile], object], kind: tuple[object, ...]) -> None:
+    """The first that compiles."""
+    for tile in tiles:
+        if (*kind, tile) in _failed:
+            continue
+        try:
+            run(tile)
+            return
+        except DoesNotCompile as failure:
+            _failed[(*kind, tile)] = failure
+    raise DoesNotCompile(f"no tile compiles: {_failed[(*kind, tiles[-1])]}")
+
+
+def _milliseconds(call: Callable[[], object], device: torch.device) -> float:
+    """The median of a few runs by the clock of that device; infinite if it does not compile there.
+
+    Not `triton.testing.do_bench`: that allocates 256 MiB on the current device, whichever it is.
+    """
+    with torch.cuda.device(device):
+        try:
+            call()
+        except DoesNotCompile:  # also a GPU that is smaller than the lists assume
+            return math.inf
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(TIMED_RUNS)]
+        for start, stop in events:
+            start.record()
+            call()
+            stop.record()
+        events[-1][1].synchronize()
+        return statistics.median(start.elapsed_time(stop) for start, stop in events)
 
 
 @functools.cache
@@ -113,7 +175,7 @@ class Choices:
             times = {name: time(tile) for name, tile in by_name.items()}
             best = min(times, key=lambda name: times[name])
             if math.isinf(times[best]):
-                raise RuntimeError(f"this GPU has too little shared memory for every tile of {key!r}")
+                raise DoesNotCompile(f"no tile of {key!r} compiles for this GPU, or fits it")
             self.known = {**_read(self.path), **self.known, key: best}
             self._write()
         return by_name[self.known[key]]

@@ -4,7 +4,7 @@ With a scale for each row, one program does everything for its rows. With one sc
 most SPANS spans; a small kernel adds their float64 partial sums in a fixed order and computes what the next
 kernel needs. The device functions know only where each span starts and stops; `midrise` uses some of them.
 Note: a Python constant is a float32 in a kernel. 0.7 is written 7/10 in float64, which gives the same double
-as Python's 0.7.
+as Python's 0.7. And an integer argument of 1 is compiled in as a constant, which has no `.to`: see `float64`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ ROW_BLOCK = 256
 SPANS = 256  # of an entire tensor: about two programs for each multiprocessor
 SPAN_BLOCK = 1024
 SPAN_TILE = {"ROWS": 1, "BLOCK": SPAN_BLOCK}
+
+
+@triton.jit
+def float64(number):
+    """An integer argument as a float64, also where it is 1 and thus a constant."""
+    return tl.full((), number, tl.float64)
 
 
 @triton.jit
@@ -110,7 +116,7 @@ def laq_sums(
 @triton.jit
 def twn_threshold(total, count):
     seven_tenths = tl.full((), 7.0, tl.float64) / tl.full((), 10.0, tl.float64)
-    return (seven_tenths * total / count.to(tl.float64)).to(tl.float32)
+    return (seven_tenths * total / float64(count)).to(tl.float32)
 
 
 @triton.jit
@@ -121,7 +127,7 @@ def twn_alpha(total, kept):
 
 @triton.jit
 def laq_start(start, total, count):
-    mean = (total / count.to(tl.float64)).to(tl.float32)
+    mean = (total / float64(count)).to(tl.float32)
     return start * tl.where(mean > 0, mean, 1.0)
 
 

@@ -3,7 +3,8 @@
 Packing (NumPy arrays) has `cpp` and `reference`. Training (tensors) has `triton` for CUDA tensors, `cpp` for
 float32 tensors on the CPU, and `reference`; each is a module with the functions of `reference`. `use_backend`
 (the recipe's --kernels) or the environment variable MREM_BACKEND choose one by name, and a missing one is an
-error. With `auto` the reference takes over, with one warning.
+error. With `auto` the reference takes over, with one warning. Whether Triton can run on a GPU is found out
+when a tensor there first needs it: by the GPU's compute capability, and by one real launch.
 
 Note: a name says which module is called. What that module does not compute itself (`cpp`: float64, 16-bit
 types, other devices) it passes on to the reference.
@@ -34,6 +35,7 @@ BACKENDS = {
 }
 CHOICES = ("auto", *BACKENDS)
 INTERFACE = 3  # kInterface in kernels/cpu/bindings.cpp
+LEAST_CAPABILITY = (8, 0)  # of Nvidia's GPUs: below it Triton does not compile the int8 matmul
 
 WHAT_IS_SLOWER = (
     "training on the CPU is slower (a quantized step takes about a quarter longer), and so is packing of "
@@ -45,6 +47,7 @@ REMEDY = (
 )
 
 _chosen = "auto"
+_measures_tiles = True
 
 
 @dataclass(frozen=True)
@@ -93,13 +96,58 @@ def triton_problem() -> str:
     return "" if present else f"this build has no {BACKENDS['triton']}"
 
 
+def gpu_problem(index: int | None = None) -> str:
+    """Why Triton cannot run on that GPU (None: the current one); "" if it can, or if there is no GPU."""
+    if problem := triton_problem():
+        return problem
+    if index is None:
+        import torch
+
+        if not torch.cuda.is_available():
+            return ""
+        index = torch.cuda.current_device()
+    return _probed(index)
+
+
+@functools.cache
+def _probed(index: int) -> str:
+    """Of each GPU once: the first question starts CUDA and compiles a kernel."""
+    import torch
+
+    name = torch.cuda.get_device_name(index)
+    if torch.version.hip is None and (found := torch.cuda.get_device_capability(index)) < LEAST_CAPABILITY:
+        needed, has = (".".join(map(str, version)) for version in (LEAST_CAPABILITY, found))
+        return f"{name} has compute capability {has}, and the Triton kernels need {needed} or more"
+    probe = importlib.import_module("mrem_deploy.kernels.gpu.probe")
+    problem: str = probe.problem(torch.device("cuda", index))
+    return f"on {name}: {problem}" if problem else ""
+
+
 def problem_of(name: str) -> str:
     """Why a backend cannot be used on this machine; "" if it can."""
-    return {"reference": "", "cpp": extension().problem, "triton": triton_problem()}[name]
+    return {"reference": lambda: "", "cpp": lambda: extension().problem, "triton": gpu_problem}[name]()
 
 
 def remedy_of(name: str) -> str:
-    return {"cpp": REMEDY, "triton": "pip install triton (Linux, with an Nvidia or AMD GPU)"}.get(name, "")
+    """What to install for a backend that cannot be used; "" if nothing would help."""
+    if name == "cpp":
+        return REMEDY
+    if name == "triton" and triton_problem():
+        return "pip install triton (Linux, with an Nvidia or AMD GPU)"
+    if name == "triton" and "C compiler" in gpu_problem():
+        return "install a C compiler and Python's headers (Debian: apt install gcc python3-dev)"
+    return ""
+
+
+def measure_tiles(yes: bool) -> None:
+    """Whether Triton's matmuls choose their tiles by measurement; otherwise they take the first. The choice
+    changes the order of sums in gradients, so reproducible runs do not measure."""
+    global _measures_tiles
+    _measures_tiles = yes
+
+
+def measures_tiles() -> bool:
+    return _measures_tiles
 
 
 def use_backend(name: str) -> None:
@@ -126,9 +174,8 @@ def _require(name: str, asked_by: str) -> None:
             "choose one of these, or auto for the best that this machine has",
         )
     if name != "auto" and (problem := problem_of(name)):
-        raise UserError(
-            f"{asked_by} asks for {name}, but {problem}.", f"{remedy_of(name)}; or use auto to do without"
-        )
+        remedies = (remedy_of(name), "use auto to do without")
+        raise UserError(f"{asked_by} asks for {name}, but {problem}.", "; or ".join(filter(None, remedies)))
 
 
 def backend() -> str:
@@ -157,19 +204,30 @@ def _warn_once() -> None:
     )
 
 
+@functools.cache
+def _warn_of_gpu(problem: str) -> None:
+    warnings.warn(
+        f"{problem}; on the GPU plain torch computes, which is slower.", RuntimeWarning, stacklevel=4
+    )
+
+
 def ops_for(x: torch.Tensor) -> ModuleType:
     """The module with the training ops (contract: `reference`) for tensors like x."""
     # The ops take floating-point tensors only, and of those only float32 has four bytes.
-    return _module(backend_for(x.device.type, x.dtype.itemsize == 4))
+    return _module(backend_for(x.device.type, x.dtype.itemsize == 4, x.device.index))
 
 
-def backend_for(device: str, float32: bool = True) -> str:
+def backend_for(device: str, float32: bool = True, index: int | None = None) -> str:
     """The name of the backend for tensors of that kind."""
     name = choice()
     if name != "auto":
         return name
     if device == "cuda":
-        return "reference" if triton_problem() else "triton"
+        if problem := gpu_problem(index):
+            if index is not None:  # a tensor is there, not only a question
+                _warn_of_gpu(problem)
+            return "reference"
+        return "triton"
     if device == "cpu" and float32:
         if extension().module is not None:
             return "cpp"

@@ -62,7 +62,8 @@ class Run:
                 torch.set_num_threads(recipe.threads)
             keep_large_blocks()
             device = launch.device_of(resolve_device(recipe.device), crew)
-            select_backend(recipe.kernels, device)  # in every worker: the choice belongs to a process
+            # In every worker: the choice belongs to a process.
+            select_backend(recipe.kernels, device, recipe.deterministic)
             yield cls(recipe, out, begin, crew, device, export_profiles(recipe))
 
     @contextmanager

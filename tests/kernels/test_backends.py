@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,6 +48,74 @@ def test_a_gpu_gets_triton_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -
     assert backends.backend_for("cuda") == "reference"
     with pytest.raises(UserError, match=r"--kernels asks for triton, but triton is not installed"):
         backends.use_backend("triton")
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """A machine with an A100 on which Triton works."""
+    monkeypatch.setattr(backends, "triton_problem", lambda: "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=0: "Fake GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 0))
+    monkeypatch.setattr(torch.version, "hip", None)
+    probe = SimpleNamespace(problem=lambda device: "")
+    monkeypatch.setitem(sys.modules, "mrem_deploy.kernels.gpu.probe", probe)
+    backends._probed.cache_clear()
+    backends._warn_of_gpu.cache_clear()
+    yield monkeypatch
+    backends._probed.cache_clear()
+    backends._warn_of_gpu.cache_clear()
+
+
+def test_an_old_gpu_gets_the_reference_with_one_warning(
+    one_gpu: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert backends.backend_for("cuda", index=0) == "triton"
+    backends._probed.cache_clear()
+    one_gpu.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
+    with pytest.warns(RuntimeWarning, match=r"Fake GPU has compute capability 7\.5.*need 8\.0") as warned:
+        found = [backends.backend_for("cuda", index=0), backends.backend_for("cuda")]
+    assert found == ["reference"] * 2
+    assert len(warned) == 1
+    assert doctor.main([]) == 0
+    told = capsys.readouterr().out
+    assert "Fake GPU (compute capability 7.5)" in told
+    assert "triton (training ops on a GPU): no, Fake GPU has compute capability 7.5" in told
+    assert "on a GPU: reference" in told
+    with pytest.raises(UserError, match=r"asks for triton, but Fake GPU has compute capability 7\.5"):
+        select_backend("triton", torch.device("cuda", 0))
+
+
+def test_capability_is_a_matter_of_nvidia_alone(one_gpu: pytest.MonkeyPatch) -> None:
+    one_gpu.setattr(torch.cuda, "get_device_capability", lambda index: (0, 0))
+    one_gpu.setattr(torch.version, "hip", "6.4")
+    assert backends.gpu_problem(0) == ""
+
+
+def test_a_gpu_on_which_no_kernel_runs_gets_the_reference(
+    one_gpu: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def problem(device: torch.device) -> str:
+        asked.append(device)
+        return "Triton needs a C compiler at run time, and there is none"
+
+    one_gpu.setattr(sys.modules["mrem_deploy.kernels.gpu.probe"], "problem", problem)
+    with pytest.warns(RuntimeWarning, match="on Fake GPU: Triton needs a C compiler.*plain torch"):
+        assert [backends.backend_for("cuda", index=0) for _ in range(3)] == ["reference"] * 3
+    assert asked == [torch.device("cuda", 0)]  # one launch, however many ops there are
+    assert doctor.main([]) == 0
+    assert "for triton: install a C compiler" in capsys.readouterr().out
+
+
+def test_a_deterministic_run_does_not_measure_tiles() -> None:
+    select_backend("auto", torch.device("cpu"), deterministic=True)
+    assert not backends.measures_tiles()
+    select_backend("auto", torch.device("cpu"))
+    assert backends.measures_tiles()
 
 
 def test_without_the_extension_the_reference_takes_over_with_one_warning(
