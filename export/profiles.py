@@ -42,7 +42,7 @@ class Profile:
 INT8 = Profile(
     name="int8",
     file="model_int8.onnx",
-    audience="the CUDA provider, OpenVINO and old runtimes: every weight in INT8, an old opset",
+    audience="OpenVINO, old runtimes and the CUDA provider (float matmuls): INT8 weights, an old opset",
     opset=18,
     oldest_runtime="1.14.0",
     packed=False,

@@ -88,7 +88,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="CPU threads; 0: the runtimes' choice",
     )
     parser.add_argument(
-        "--provider", default="cpu", help="onnxruntime's provider: cpu, cuda, tensorrt, … (default cpu)"
+        "--provider",
+        default="cpu",
+        help="onnxruntime's provider: cpu, cuda (with --profile int8), tensorrt (with --profile tensorrt), … "
+        "(default cpu); one that does not start is an error",
     )
     return parser
 
@@ -130,8 +133,9 @@ def validate(settings: Settings) -> Validation:
     model = onnx_file(settings)
     recipe = recipe_of(settings)
     check_folder(str(folder))  # where validation.json goes
-    providers = runtime.provider_names(settings.provider)
-    runtime.open_session(model, settings.threads, providers)  # reports a broken file before reading the data
+    batch = max(settings.batch_size, validation.ERROR_EXAMPLES)
+    where = runtime.placement(settings.provider, model, batch, recipe.max_length + validation.PADDING)
+    runtime.open_session(model, settings.threads, where)  # reports a broken file before reading the data
     if settings.threads:
         torch.set_num_threads(settings.threads)
 
@@ -141,7 +145,7 @@ def validate(settings: Settings) -> Validation:
     quantized = build(frozen)
     problem = add_original(evaluation, recipe, frozen.head)
     evaluation.add(QUANTIZED, torch_predictor(quantized))
-    found = validation.examine(model, evaluation, quantized, settings.threads, providers)
+    found = validation.examine(model, evaluation, quantized, settings.threads, where)
     if recipe.scored_by == BY_ONNXRUNTIME:
         evaluation.score_by_onnxruntime()
     accuracy = evaluation.accuracy()
@@ -288,7 +292,9 @@ def summary(result: Validation) -> str:
         f"file: {file.file}, {file.size_mb:.1f} MiB, profile {file.profile}, opset {file.opset}",
         f"same prediction as in a batch, of {steady.examples} examples: {steady.alone:.2f}% alone, "
         f"{steady.padded:.2f}% with more padding",
-        f"matmuls: {counted.integer_count} run on integers, {counted.floating_count} in float ({kinds})",
+        f"matmuls: {counted.integer_count} run on integers, {counted.floating_count} in float ({kinds})"
+        if kinds
+        else "matmuls: inside engines of the provider, not counted",
         "nodes by provider: " + ", ".join(f"{name} {count}" for name, count in counted.providers.items()),
         *(f"note: {note}" for note in result.notes),
         f"verdict: {result.verdict.sentence}",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.scratch import scratch_folder
+from mrem_deploy.deploy.providers import CPU, ON_CPU, Placement
 from mrem_deploy.deploy.runtime import open_session, require, run_batch
 
 # Matmuls by what they multiply. Both sets name operators of ONNX and of onnxruntime's own domain.
@@ -35,7 +37,10 @@ FLOAT_PRODUCTS = frozenset(
 
 @dataclass(frozen=True)
 class Census:
-    """What runs after optimization: matmuls by operator, and nodes by execution provider."""
+    """What runs after optimization: matmuls by operator, and nodes by execution provider.
+
+    TensorRT compiles the graph; then there are no operators to count.
+    """
 
     integer: dict[str, int]
     floating: dict[str, int]
@@ -58,9 +63,12 @@ def census(
     model: Path,
     batch: Mapping[str, torch.Tensor],
     threads: int = 0,
-    providers: Sequence[str] | None = None,
+    where: Placement = ON_CPU,
 ) -> Census:
-    """Count what runs: the optimized graph for the operators, one profiled run for the providers."""
+    """Count what runs: the optimized graph for the operators, one profiled run for the providers.
+
+    A provider that was asked for and ran nothing is an error.
+    """
     require("onnx", "onnxruntime")
     import onnx
     import onnxruntime
@@ -68,23 +76,32 @@ def census(
     with scratch_folder("census") as folder:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # hides the warning that the optimized file is for this machine only
-        options.optimized_model_filepath = str(folder / "optimized.onnx")
-        options.add_session_config_entry(
-            "session.optimized_model_external_initializers_file_name", "weights.bin"
-        )
+        if not where.compiles_graph:
+            options.optimized_model_filepath = str(folder / "optimized.onnx")
+            options.add_session_config_entry(
+                "session.optimized_model_external_initializers_file_name", "weights.bin"
+            )
         options.enable_profiling = True
         options.profile_file_prefix = str(folder / "profile")
-        session = open_session(model, threads, providers, options)
+        session = open_session(model, threads, where, options)
         run_batch(session, batch)
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
         del session
-        nodes = list(_nodes(onnx.load(folder / "optimized.onnx", load_external_data=False).graph))
+        nodes = []
+        if not where.compiles_graph:
+            nodes = list(_nodes(onnx.load(folder / "optimized.onnx", load_external_data=False).graph))
+    used = Counter(_provider(event) for event in events if event.get("cat") == "Node" and _provider(event))
+    if where.first != CPU and where.first not in used:
+        raise UserError(
+            f"no node of {model.name} ran on {where.first}, only on {', '.join(used)}",
+            "validate the profile that is made for it: --profile int8 for CUDA, tensorrt for TensorRT",
+        )
     kinds = Counter(node.op_type for node in nodes)
     return Census(
         integer={kind: count for kind, count in sorted(kinds.items()) if kind in INTEGER_PRODUCTS},
         floating={kind: count for kind, count in sorted(kinds.items()) if kind in FLOAT_PRODUCTS},
         floating_nodes=[node.name or node.output[0] for node in nodes if node.op_type in FLOAT_PRODUCTS],
-        providers=dict(Counter(_provider(e) for e in events if e.get("cat") == "Node" and _provider(e))),
+        providers=dict(used),
     )
 
 

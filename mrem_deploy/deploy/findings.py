@@ -8,6 +8,7 @@ from typing import Any
 
 from mrem_deploy.base import machine
 from mrem_deploy.deploy.census import Census
+from mrem_deploy.deploy.providers import note_on
 from mrem_deploy.evaluate.accuracy import BY_ONNXRUNTIME, FULL_PRECISION, ONNX, QUANTIZED, TORCH, Accuracy
 from mrem_deploy.evaluate.fidelity import Fidelity
 
@@ -17,6 +18,7 @@ TITLES = {FULL_PRECISION: "full precision", QUANTIZED: "torch quantized", ONNX: 
 EXPECTED_AGREEMENT = {4: 97.0}
 EXPECTED_AGREEMENT_ELSE = 99.0
 ROUNDING = 1e-9  # points: 88.5 − 87.5 must not exceed 1.0 by the last bit
+NO_INTEGERS = "no matmul runs on integers: this file is small, but not faster"
 Measures = dict[str, dict[str, dict[str, float]]]  # other model -> split -> measure -> percent
 
 
@@ -168,7 +170,7 @@ def notes_on(findings: Findings, activation_bits: int) -> list[str]:
                 f"{share:.2f}% of {steady.examples} examples get the same prediction {how} as in a batch"
             )
     if not findings.census.integer:
-        notes.append("no matmul runs on integers: this file is small, but not faster")
+        notes.append(note_on(findings.census.providers) or NO_INTEGERS)
     return notes
 
 

@@ -18,17 +18,13 @@ import numpy as np
 import torch
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.deploy import providers
 from mrem_deploy.deploy.optimizers import check_optimizers
+from mrem_deploy.deploy.providers import ON_CPU, InputShapes, Placement
 from mrem_deploy.evaluate.predict import Predictor
 
 EXPORT_PACKAGES = ("onnx", "onnx_ir", "onnxscript")
 INSTALL = 'pip install "mrem-deploy[cpu]"'
-PROVIDERS = {
-    "cpu": "CPUExecutionProvider",
-    "cuda": "CUDAExecutionProvider",
-    "tensorrt": "TensorrtExecutionProvider",
-    "openvino": "OpenVINOExecutionProvider",
-}
 TOO_OLD = ("Unsupported model IR version", "opset", "Could not find an implementation", "is not a registered")
 
 
@@ -44,30 +40,28 @@ def require(*needed: str) -> None:
         raise UserError(f"{' and '.join(missing)} {verb} not installed", INSTALL)
 
 
-def provider_names(text: str) -> list[str]:
-    """'cuda' → the execution providers to try in order, the CPU always last."""
+def placement(provider: str, model: Path, batch: int, tokens: int) -> Placement:
+    """How the model runs on a provider ('cuda'), with at most that many sentences and tokens at once."""
     require("onnxruntime")
     import onnxruntime
 
-    name, available = PROVIDERS.get(text.lower(), text), onnxruntime.get_available_providers()
-    if name not in available:
-        raise UserError(
-            f"--provider {text}: this onnxruntime has no {name}; it has {', '.join(available)}",
-            f"choose among {', '.join(PROVIDERS)}, or install the onnxruntime build that has it "
-            "(onnxruntime-gpu, onnxruntime-openvino)",
-        )
-    return list(dict.fromkeys([name, PROVIDERS["cpu"]]))
+    shapes = None
+    if providers.is_tensorrt(provider):
+        names = tuple(entry.name for entry in open_session(model).get_inputs())
+        shapes = InputShapes(names, batch, tokens)
+    return providers.place(provider, onnxruntime.get_available_providers(), shapes)
 
 
 def open_session(
     model: Path | bytes,
     threads: int = 0,
-    providers: Sequence[str] | None = None,
+    where: Placement = ON_CPU,
     options: Any = None,
     title: str = "",
     disabled_optimizers: Sequence[str] = (),
 ) -> Any:
-    """An InferenceSession with onnxruntime's default options, except for the threads (0: its choice).
+    """An InferenceSession with onnxruntime's default options, except for the threads (0: its choice) and what
+    the provider needs. A provider that does not start is an error.
 
     `options` are SessionOptions to start from instead of the defaults; `title` names the model in messages
     if it is given as bytes.
@@ -81,16 +75,21 @@ def open_session(
     options = onnxruntime.SessionOptions() if options is None else options
     if threads:
         options.intra_op_num_threads = threads
+    for key, value in where.config.items():
+        options.add_session_config_entry(key, value)
     source = model if isinstance(model, bytes) else str(model)
+    providers.preload(onnxruntime, where.first)
     try:
-        return onnxruntime.InferenceSession(
+        session = onnxruntime.InferenceSession(
             source,
             options,
-            providers=providers or [PROVIDERS["cpu"]],
+            providers=where.for_session(),
             disabled_optimizers=list(disabled_optimizers) or None,
         )
     except _errors_of(onnxruntime) as error:
         raise _not_loaded(model, title or str(model), error, onnxruntime.__version__) from error
+    providers.started(session, where.first)
+    return session
 
 
 def _errors_of(onnxruntime: Any) -> tuple[type[Exception], ...]:

@@ -20,6 +20,7 @@ from mrem_deploy.base.units import MIB
 from mrem_deploy.data.encoded import Encoded, sorted_batches
 from mrem_deploy.deploy.census import census
 from mrem_deploy.deploy.findings import Findings, OnnxFile, Steadiness, Validation, notes_on, verdict_on
+from mrem_deploy.deploy.providers import ON_CPU, Placement
 from mrem_deploy.deploy.runtime import onnx_predictor, open_session, require, run_batch, with_outputs
 from mrem_deploy.evaluate.accuracy import FULL_PRECISION, ONNX, QUANTIZED, Accuracy
 from mrem_deploy.evaluate.agreement import AGREEMENTS
@@ -66,7 +67,7 @@ def examine(
     evaluation: Evaluation,
     quantized: PreTrainedModel,
     threads: int = 0,
-    providers: Sequence[str] | None = None,
+    where: Placement = ON_CPU,
     torch_examples: int | None = None,
 ) -> Findings:
     """Predict the evaluation split with the ONNX model, and compare it with the other models.
@@ -74,7 +75,7 @@ def examine(
     `torch_examples`: how many examples of every split to predict in torch for this; None: torch has predicted
     all of them before.
     """
-    predictor = onnx_predictor(open_session(model, threads, providers))
+    predictor = onnx_predictor(open_session(model, threads, where))
     evaluation.add(ONNX, predictor)
     check_finite(model, evaluation)
     first = next(iter(evaluation.splits.values()))
@@ -86,14 +87,14 @@ def examine(
         evaluation.adopt(QUANTIZED, some)
     if FULL_PRECISION in first.predictions:
         compared[FULL_PRECISION] = evaluation
-    counted = census(model, first.encoded.batch(batches[-1]), threads, providers)
+    counted = census(model, first.encoded.batch(batches[-1]), threads, where)
     return Findings(
         file=describe_file(model),
         agreement={name: where.agreement(ONNX, name) for name, where in compared.items()},
         fidelity={name: where.fidelity(name, ONNX) for name, where in compared.items()},
         torch_examples={name: len(split.texts) for name, split in compared[QUANTIZED].splits.items()},
         steadiness=measure_steadiness(evaluation, predictor, longest_input(quantized)),
-        layer_errors=onnx_layer_errors(model, quantized, first.encoded, batches, threads, providers),
+        layer_errors=onnx_layer_errors(model, quantized, first.encoded, batches, threads, where),
         census=counted,
         onnxruntime=_version(),
         threads=threads,
@@ -181,7 +182,7 @@ def onnx_layer_errors(
     encoded: Encoded,
     batches: list[np.ndarray],
     threads: int = 0,
-    providers: Sequence[str] | None = None,
+    where: Placement = ON_CPU,
 ) -> dict[str, float]:
     """‖onnx − torch‖ / ‖torch‖ of the embedding output, every block and the output, over real tokens.
 
@@ -191,7 +192,7 @@ def onnx_layer_errors(
     count = quantized.config.num_hidden_layers
     values = {"embeddings": "hidden.0", **{f"block {i}": f"hidden.{i}" for i in range(1, count + 1)}}
     copy, options = with_outputs(model, list(values.values()))
-    session = open_session(copy, threads, providers, options, title=str(model))
+    session = open_session(copy, threads, where, options, title=str(model))
     names = [entry.name for entry in session.get_outputs()]
     whole = carve(quantized, [0, count])[0]
     device = next(quantized.parameters()).device

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +17,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.benchmarks.latency import race, report, verb
-from mrem_deploy.benchmarks.latency.contenders import CUDA, Contender, ContenderFailed, Worker
+from mrem_deploy.benchmarks.latency import lineup, race, report, rivals, verb
+from mrem_deploy.benchmarks.latency.contenders import Contender, ContenderFailed, Worker
 from mrem_deploy.benchmarks.latency.settings import RaceSettings, Shape, parse_session_options
+from mrem_deploy.deploy.providers import CPU, CUDA, TENSORRT
 
 WORDS = 50
 
@@ -202,6 +206,61 @@ def test_without_full_precision_or_ours_there_is_no_result(
     fake.broken = {lost}
     with pytest.raises(UserError, match=f"{lost} does not run here: does not load"):
         verb._measured(race.race(contenders(tmp_path), plan()))
+
+
+def options(*line: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    verb.add_options(parser)
+    short = ("--shapes", "1x4", "--rounds", "3", "--warmup", "1", "--loads", "1", "--options", "none")
+    return parser.parse_args([*short, *line])
+
+
+def test_a_failure_on_the_gpu_does_not_lose_the_results_of_the_cpu(
+    fake: type[FakeWorker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any) -> None:
+        raise RuntimeError("no kernel image")
+
+    subject = SimpleNamespace(title="x", folder=None, frozen={}, vocabulary=WORDS, longest=None)
+    monkeypatch.setattr(verb, "_subject", lambda options: subject)
+    monkeypatch.setattr(lineup, "why_no_gpu", lambda gpu: None)
+    monkeypatch.setattr(lineup, "cpu_lineup", lambda *arguments: contenders(tmp_path))
+    monkeypatch.setattr(lineup, "gpu_lineup", broken)
+    found = verb.run(options())
+    assert [row["device"] for row in found.rows] == ["CPU"] * 3
+    assert "GPU: skipped, it failed: RuntimeError: no kernel image." in found.summary
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        verb.run(options("--device", "gpu"))
+
+
+def test_the_lineup_on_a_gpu(tmp_path: Path, lookup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA folds weights, which is no tuning; TensorRT gets the shapes, and CUDA behind it."""
+    shutil.copy(lookup, tmp_path / "fp32.onnx")
+    monkeypatch.setenv("MREM_CACHE", str(tmp_path))
+    monkeypatch.setattr(rivals, "convert_to_fp16", lambda fp32, path: path)
+    monkeypatch.setattr(lineup, "exported", lambda subject, frozen, bits, profile, work: lookup)
+    monkeypatch.setattr(lineup, "tensorrt_problem", lambda: "")
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [TENSORRT, CUDA, CPU])
+    subject: Any = SimpleNamespace(frozen={"4-4-8": None})
+    made = {c.name: c for c in lineup.gpu_lineup(subject, (Shape(1, 32), Shape(8, 16)), tmp_path)}
+    assert list(made) == [
+        "CUDA fp32",
+        "CUDA fp16",
+        "CUDA quantize_static QDQ, float matmuls",
+        "CUDA ours 4-4-8, float matmuls",
+        "TensorRT fp32",
+        "TensorRT fp16",
+        "TensorRT ours 4-4-8",
+    ]
+    ours = made["CUDA ours 4-4-8, float matmuls"]
+    assert ours.to_dict()["session_config"] == {"session.disable_quant_qdq": "1"}
+    assert not ours.tuned
+    engine = made["TensorRT ours 4-4-8"].provider_options
+    assert engine["trt_profile_max_shapes"] == "input_ids:8x32"
+    assert engine["trt_fp16_enable"] == "1"
+    assert made["TensorRT fp32"].provider_options["trt_fp16_enable"] == "0"
+    monkeypatch.setattr(lineup, "tensorrt_problem", lambda: "there is no libnvinfer.so.10")
+    assert not any("TensorRT" in c.name for c in lineup.gpu_lineup(subject, (Shape(1, 32),), tmp_path))
 
 
 def test_the_tables(fake: type[FakeWorker], tmp_path: Path) -> None:

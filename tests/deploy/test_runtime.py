@@ -14,6 +14,7 @@ from tiny_onnx import WORDS, expected, save_tiny_onnx
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.deploy import census, optimizers, runtime
+from mrem_deploy.deploy.providers import ON_CPU
 
 BATCH = {
     "input_ids": torch.tensor([[3, 7, 9], [1, 4, 0]]),
@@ -154,10 +155,10 @@ def test_a_runtime_that_is_not_installed(model: Path, monkeypatch: pytest.Monkey
     assert runtime.missing_packages("onnx", "onnxruntime") == ["onnxruntime"]
 
 
-def test_a_provider_that_is_not_there() -> None:
-    assert runtime.provider_names("cpu") == ["CPUExecutionProvider"]
+def test_a_provider_that_is_not_there(model: Path) -> None:
+    assert runtime.placement("cpu", model, 1, 1) == ON_CPU
     with pytest.raises(UserError, match="CPUExecutionProvider"):
-        runtime.provider_names("quantum")
+        runtime.placement("quantum", model, 1, 1)
 
 
 # --- names of optimizers -----------------------------------------------------------------------

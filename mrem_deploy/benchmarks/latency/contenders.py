@@ -28,10 +28,8 @@ from mrem_deploy.benchmarks.latency.messages import (
     ProfileReply,
     RunReply,
 )
+from mrem_deploy.deploy.providers import CPU
 
-CPU = "CPUExecutionProvider"
-CUDA = "CUDAExecutionProvider"
-TENSORRT = "TensorrtExecutionProvider"
 LAST_LINES = 3  # of what a dead process printed
 # Some virtual machines announce AMX, which then faults; OpenVINO uses oneDNN's kernels.
 ONEDNN_LIMIT = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
@@ -48,6 +46,7 @@ class Contender:
     provider_options: Mapping[str, str] = field(default_factory=dict)
     disabled_optimizers: tuple[str, ...] = ()
     config: Mapping[str, str] = field(default_factory=dict)
+    needed_config: Mapping[str, str] = field(default_factory=dict)  # what the provider needs; not tuning
     ours: bool = False
 
     @property
@@ -70,7 +69,7 @@ class Contender:
             "provider": self.provider,
             "provider_options": dict(self.provider_options),
             "disabled_optimizers": list(self.disabled_optimizers),
-            "session_config": dict(self.config),
+            "session_config": {**self.needed_config, **self.config},
         }
 
 
@@ -95,7 +94,7 @@ class Worker:
             "provider": contender.provider,
             "provider_options": dict(contender.provider_options),
             "disabled_optimizers": list(contender.disabled_optimizers),
-            "config": dict(contender.config),
+            "config": {**contender.needed_config, **contender.config},
             "threads": threads,
             "profile": None if profile is None else str(profile),
         }

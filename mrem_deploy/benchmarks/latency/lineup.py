@@ -12,9 +12,17 @@ from pathlib import Path
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.progress import say
 from mrem_deploy.benchmarks.latency import rivals
-from mrem_deploy.benchmarks.latency.contenders import CUDA, TENSORRT, Contender
-from mrem_deploy.benchmarks.latency.settings import PEERS, SessionOptions
+from mrem_deploy.benchmarks.latency.contenders import Contender
+from mrem_deploy.benchmarks.latency.settings import PEERS, SessionOptions, Shape
 from mrem_deploy.benchmarks.latency.subject import Subject
+from mrem_deploy.deploy.providers import (
+    CUDA,
+    FOLD_WEIGHTS,
+    TENSORRT,
+    InputShapes,
+    tensorrt_options,
+    tensorrt_problem,
+)
 from mrem_deploy.quant.frozen import FrozenModel
 
 HEADLINE_PROFILE = "ort-cpu"
@@ -131,44 +139,67 @@ def why_no_gpu(gpu: str | None) -> str | None:
     return None if gpu else "no NVIDIA GPU was found"
 
 
-def gpu_lineup(subject: Subject, work: Path) -> list[Contender]:
+def gpu_lineup(subject: Subject, shapes: tuple[Shape, ...], work: Path) -> list[Contender]:
     """Full precision, half precision and ours on the CUDA provider, and on TensorRT if it is available.
 
-    `work` holds what `cpu_lineup` made.
+    `work` holds what `cpu_lineup` made. On the CUDA provider matmuls of quantized models run in float; their
+    weights are dequantized when they are loaded, as their names say.
     """
-    import onnxruntime
-
     fp32, static = work / "fp32.onnx", work / "static.onnx"
     half = rivals.convert_to_fp16(fp32, work / "fp16.onnx")
     lineup = [
         Contender("CUDA fp32", fp32, provider=CUDA),
         Contender("CUDA fp16", half, provider=CUDA),
-        Contender("CUDA quantize_static QDQ", static, provider=CUDA),
+        _folded_on_cuda("quantize_static QDQ", static),
     ]
-    lineup += _ours_on("CUDA", "int8", subject, work, CUDA, {})
+    for bits, path in _ours("CUDA", "int8", subject, work).items():
+        lineup.append(_folded_on_cuda(f"ours {bits}", path, ours=True))
+    return lineup + _tensorrt_lineup(subject, shapes, work, fp32)
+
+
+def _folded_on_cuda(name: str, path: Path, ours: bool = False) -> Contender:
+    title = f"CUDA {name}, float matmuls"
+    return Contender(title, path, provider=CUDA, needed_config=FOLD_WEIGHTS, ours=ours)
+
+
+def _tensorrt_lineup(subject: Subject, shapes: tuple[Shape, ...], work: Path, fp32: Path) -> list[Contender]:
+    import onnxruntime
+
     if TENSORRT not in onnxruntime.get_available_providers():
         say("TensorRT is left out: this onnxruntime does not have its provider")
-        return lineup
-    half_allowed = {"trt_fp16_enable": "1"}
-    lineup += [
-        Contender("TensorRT fp32", fp32, provider=TENSORRT),
-        Contender("TensorRT fp16", fp32, provider=TENSORRT, provider_options=half_allowed),
+        return []
+    if problem := tensorrt_problem():
+        say(f"TensorRT is left out: {problem}")
+        return []
+    largest = max(shape.batch for shape in shapes), max(shape.sequence for shape in shapes)
+
+    def options(path: Path, half: bool) -> dict[str, str]:
+        return tensorrt_options(InputShapes(_inputs(path), *largest), half)
+
+    lineup = [
+        Contender("TensorRT fp32", fp32, provider=TENSORRT, provider_options=options(fp32, half=False)),
+        Contender("TensorRT fp16", fp32, provider=TENSORRT, provider_options=options(fp32, half=True)),
     ]
-    integers_allowed = {"trt_int8_enable": "1", **half_allowed}
-    return lineup + _ours_on("TensorRT", "tensorrt", subject, work, TENSORRT, integers_allowed)
+    for bits, path in _ours("TensorRT", "tensorrt", subject, work).items():
+        own = options(path, half=True)
+        lineup.append(
+            Contender(f"TensorRT ours {bits}", path, provider=TENSORRT, provider_options=own, ours=True)
+        )
+    return lineup
 
 
-def _ours_on(
-    device: str, profile: str, subject: Subject, work: Path, provider: str, options: dict[str, str]
-) -> list[Contender]:
-    """Ours in a profile; a model that the profile cannot carry is left out, with the reason."""
-    lineup = []
+def _inputs(path: Path) -> tuple[str, ...]:
+    import onnx
+
+    return tuple(value.name for value in onnx.load(path, load_external_data=False).graph.input)
+
+
+def _ours(device: str, profile: str, subject: Subject, work: Path) -> dict[str, Path]:
+    """Our files in a profile, by bits; a model that the profile cannot carry is left out, with the reason."""
+    found = {}
     for bits, frozen in subject.frozen.items():
         try:
-            path = exported(subject, frozen, bits, profile, work)
+            found[bits] = exported(subject, frozen, bits, profile, work)
         except UserError as error:
             say(f"left out: ours {bits} on {device}: {error}")
-        else:
-            name = f"{device} ours {bits}"
-            lineup.append(Contender(name, path, provider=provider, provider_options=options, ours=True))
-    return lineup
+    return found

@@ -27,6 +27,7 @@ from mrem_deploy.benchmarks.latency.messages import (
     ProfileReply,
     RunReply,
 )
+from mrem_deploy.deploy import providers
 
 SAMPLE = 256  # values of each output that are sent back to be compared
 
@@ -60,15 +61,14 @@ class OnnxRuntime:
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(model["profile"]) / "nodes")
         provider = model["provider"]
+        providers.preload(onnxruntime, provider)
         self.session = onnxruntime.InferenceSession(
             model["path"],
             options,
-            providers=[(provider, model["provider_options"])],
+            providers=[(provider, model["provider_options"]), *providers.behind(provider)],
             disabled_optimizers=model["disabled_optimizers"],
         )
-        used = self.session.get_providers()[0]
-        if used != provider:  # onnxruntime only warns, and the time would be that of another device
-            raise RuntimeError(f"{provider} did not start; onnxruntime fell back to {used}")
+        providers.started(self.session, provider)  # the time would be that of another device
         self.inputs = [value.name for value in self.session.get_inputs()]
 
     def run(self, feed: Feed) -> list[np.ndarray]:
