@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.kernels import backends
 
 UNFUSED = "unfused"
-CONTENDERS = ("cpp", "reference", UNFUSED)  # a GPU is not timed here
+CONTENDERS = ("cpp", "triton", "reference", UNFUSED)
+ELSEWHERE = {"cpp": "cuda", "triton": "cpu"}  # the kind of device on which they do not compute
+ON_CPU = tuple(name for name in CONTENDERS if ELSEWHERE.get(name) != "cpu")
 
 
 def contender(text: str) -> str:
@@ -21,9 +23,19 @@ def contender(text: str) -> str:
     return text
 
 
-def present() -> tuple[str, ...]:
-    """All that can run here; the first is what a real run uses."""
-    return tuple(name for name in CONTENDERS if name == UNFUSED or not backends.problem_of(name))
+def present(device: str = "cpu") -> tuple[str, ...]:
+    """All that can run on that kind of device; the first is what a real run uses."""
+    fitting = [name for name in CONTENDERS if ELSEWHERE.get(name) != device]
+    return tuple(name for name in fitting if name == UNFUSED or not backends.problem_of(name))
+
+
+def check_device(names: Sequence[str], device: str) -> None:
+    """Refuse those that do not compute there."""
+    for name in names:
+        if ELSEWHERE.get(name) == device:
+            raise UserError(
+                f"--kernels {name} does not compute on {device}", f"choose among {', '.join(present(device))}"
+            )
 
 
 @contextmanager

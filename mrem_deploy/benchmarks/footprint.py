@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mrem_deploy.base import processes
 from mrem_deploy.base.progress import track
 from mrem_deploy.benchmarks import options as opt
-from mrem_deploy.benchmarks.contenders import CONTENDERS, computing_with, contender, present
+from mrem_deploy.benchmarks.contenders import ON_CPU, check_device, computing_with, contender, present
 from mrem_deploy.benchmarks.geometry import parse_geometry
 from mrem_deploy.benchmarks.output import Result, table
 
@@ -73,7 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--kernels",
         type=opt.several(contender, "--kernels", "cpp,unfused"),
         metavar="KERNELS",
-        help=f"implementations to compare: {','.join(CONTENDERS)} (default: all that run here)",
+        help=f"implementations to compare: {','.join(ON_CPU)} (default: all that run here)",
     )
     opt.add_shared(parser, DEFAULTS)
 
@@ -81,6 +81,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Result:
     opt.fill_in(options, DEFAULTS)
     options.kernels = options.kernels or present()
+    check_device(options.kernels, "cpu")
     jobs = [(bits, name) for bits in options.bits for name in (UNQUANTIZED, *options.kernels)]
     found = [in_fresh_process(options, bits, name) for bits, name in track(jobs, "training steps")]
     last = {one.bits: one for one in found}

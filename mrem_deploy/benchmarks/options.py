@@ -51,6 +51,12 @@ def add_shared(parser: argparse.ArgumentParser, defaults: Mapping[str, Default])
     add_places(parser)
 
 
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", default="cpu", help="cpu (default), cuda, cuda:0, or auto: the GPU if there is one"
+    )
+
+
 def add_places(parser: argparse.ArgumentParser) -> None:
     """The options of every benchmark: the seed, where the result goes, and whether it is a first look."""
     parser.add_argument(

@@ -30,6 +30,8 @@ examples:
       BERT-base geometry, random weights
   python -m mrem_deploy.benchmark parallel --model my-bert-mnli --modules 2 --out results
       your own checkpoint instead of random weights
+  python -m mrem_deploy.benchmark parallel --device cuda --modules 2
+      a GPU for each module
 """
 DEFAULTS = {
     "geometry": opt.Default(parse_geometry("bert-base"), parse_geometry("minilm-l6")),
@@ -91,6 +93,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--straggler", 0, "module that is slowed down, from 1; 0: leave that part out")
     add("--slower", 2, "times slower")
     opt.add_option(parser, "--bits", opt.bits, "W-E-A", DEFAULTS)
+    opt.add_device(parser)
     opt.add_shared(parser, DEFAULTS)
 
 
@@ -101,8 +104,10 @@ def run(options: argparse.Namespace) -> Result:
     jobs = {
         S_ONE: replace(base, method="mrem-s", workers=1),
         P: base,
-        S_MANY.format(options.modules): replace(base, method="mrem-s", workers=1, threads=options.modules),
     }
+    if base.device == "cpu":  # on a GPU threads make no difference
+        many = replace(base, method="mrem-s", workers=1, threads=options.modules)
+        jobs[S_MANY.format(options.modules)] = many
     runs: dict[str, list[TimedRun]] = {name: [] for name in jobs}
     for number in range(options.rounds):
         for name, job in jobs.items():
@@ -129,6 +134,7 @@ def run(options: argparse.Namespace) -> Result:
 
 
 def _check(options: argparse.Namespace) -> None:
+    options.device = _device(options)
     if options.model is not None:
         options.geometry = geometry_of(options.model)
     if options.modules > options.geometry.layers:
@@ -141,6 +147,24 @@ def _check(options: argparse.Namespace) -> None:
             f"--straggler must be 1 to {options.modules}, or 0 for none; got {options.straggler}",
             "name one of the modules",
         )
+
+
+def _device(options: argparse.Namespace) -> str:
+    """cpu or cuda; every worker needs a separate GPU."""
+    import torch
+
+    from mrem_deploy.preflight import resolve_device
+
+    device = resolve_device(options.device)
+    if device.type == "cpu":
+        return "cpu"
+    gpus = 1 if device.index is not None else torch.cuda.device_count()
+    if gpus < options.modules:
+        raise UserError(
+            f"--device {options.device} is {gpus} GPU(s), and {options.modules} workers need one each",
+            "use --device cuda, with at most as many --modules as there are GPUs",
+        )
+    return "cuda"
 
 
 def geometry_of(model: str) -> Geometry:
@@ -173,6 +197,7 @@ def _job(options: argparse.Namespace) -> Job:
         options.calib_size or max(options.batch_size, cached),
         options.staleness,
         options.seed,
+        device=options.device,
     )
 
 

@@ -43,6 +43,7 @@ class Job:
     seed: int
     lockstep: bool = False
     slowdown: dict[int, float] = field(default_factory=dict)  # module, from 0 -> times slower
+    device: str = "cpu"  # or cuda: a GPU for each worker
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,10 @@ def measure(job: Job) -> dict[str, Any]:
     import torch
 
     from mrem_deploy.base.machine import keep_large_blocks
+    from mrem_deploy.preflight import resolve_device
     from mrem_deploy.recipe import Recipe
     from mrem_deploy.train.job import TrainJob
-    from mrem_deploy.train.mrem_p.launch import crew_of
+    from mrem_deploy.train.mrem_p.launch import crew_of, device_of
     from mrem_deploy.train.mrem_p.rank import train_mrem_p
     from mrem_deploy.train.mrem_s import train_mrem_s
     from mrem_deploy.train.student import make_student
@@ -89,7 +91,8 @@ def measure(job: Job) -> dict[str, Any]:
             batch_size=job.batch_size, staleness=job.staleness, deterministic=job.lockstep, seed=job.seed,
             init_batches=1, max_memory=IN_MEMORY,
         )  # fmt: skip
-        teacher = _model(job).requires_grad_(False)
+        device = device_of(resolve_device(job.device), crew)
+        teacher = _model(job).requires_grad_(False).to(device)
         geometry = job.geometry
         calibration = random_tokens(geometry, job.calib_size, job.length, job.seed)
         student = make_student(teacher, recipe, calibration)
@@ -97,6 +100,8 @@ def measure(job: Job) -> dict[str, Any]:
         started = time.perf_counter()
         work = TrainJob(teacher, student, calibration, recipe, crew=crew)
         log = train_mrem_s(work) if job.method == "mrem-s" else train_mrem_p(work, job.slowdown)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         seconds = time.perf_counter() - started
         losses = [curve[-1][1] for curve in log.curves.values()]
         if len(losses) != job.modules or not np.isfinite(losses).all():

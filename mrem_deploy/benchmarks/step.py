@@ -28,6 +28,7 @@ examples:
       BERT-base, second of 4 modules, four bit widths, per tensor and per channel
   python -m mrem_deploy.benchmark step --bits 2-2-8 --no-per-channel --module 1 --rounds 15
   python -m mrem_deploy.benchmark step --geometry minilm-l6 --batch-size 16 --length 64 --out results
+  python -m mrem_deploy.benchmark step --device cuda
 """
 DEFAULTS = {
     "geometry": opt.Default(parse_geometry("bert-base"), parse_geometry("minilm-l6")),
@@ -66,15 +67,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--rounds", opt.whole("--rounds", 1), "timed rounds, one step of each per round")
     add("--warmup", opt.whole("--warmup", 1), "rounds before the timed ones")
+    opt.add_device(parser)
     opt.add_shared(parser, DEFAULTS)
 
 
 def run(options: argparse.Namespace) -> Result:
-    from mrem_deploy.benchmarks.contenders import present
+    from mrem_deploy.benchmarks.contenders import check_device, present
     from mrem_deploy.benchmarks.step_job import measure
+    from mrem_deploy.preflight import resolve_device
 
     opt.fill_in(options, DEFAULTS)
-    options.kernels = options.kernels or present()
+    options.device = resolve_device(options.device)
+    options.kernels = options.kernels or present(options.device.type)
+    check_device(options.kernels, options.device.type)
     _check(options)
     rows, cuts = measure(options)
     blocks = cuts[options.module - 1 : options.module + 1]
@@ -139,11 +144,14 @@ def _summary(rows: list[StepRow], blocks: list[int], options: argparse.Namespace
     import torch
 
     first, stop = blocks
+    where = f"{torch.get_num_threads()} thread(s)"
+    if options.device.type == "cuda":
+        where = torch.cuda.get_device_name(options.device)
     worst = max(rows, key=lambda row: row.cost.ratio)
     within = "within" if worst.cost.ratio <= AIM else "above"
     return (
         f"{options.geometry}, module {options.module} of {options.modules} (blocks {first}–{stop - 1}), "
-        f"batch {options.batch_size} × {options.length} tokens, {torch.get_num_threads()} thread(s); "
+        f"batch {options.batch_size} × {options.length} tokens, {where}; "
         f"medians of {options.rounds} interleaved rounds.\n"
         f"With {worst.kernels}, the most expensive is {worst.title} at {worst.cost.ratio:.2f}×, "
         f"{within} the aim of {AIM}×."

@@ -26,6 +26,7 @@ from mrem_deploy.train.job import TrainSettings
 from mrem_deploy.train.module import ModuleTrainer
 from mrem_deploy.train.student import make_student
 
+CPU = torch.device("cpu")
 BATCHES = 2  # used in turn, so that no step finds its own input in the processor's cache
 STRETCH = 1.02  # of the unquantized student's weights: equal to its teacher it would have no gradient
 MANY_STEPS = 1_000_000  # the learning rate hardly decays while we measure
@@ -36,7 +37,7 @@ Batch = tuple[dict[str, torch.Tensor], torch.Tensor | None, torch.Tensor | None]
 def measure(options: argparse.Namespace) -> tuple[list[StepRow], list[int]]:
     """A row for each bit setting and style of scales, and where the model is cut into modules."""
     keep_large_blocks()  # as a real run does
-    teacher = random_model(options.geometry, options.seed).requires_grad_(False)
+    teacher = random_model(options.geometry, options.seed).requires_grad_(False).to(options.device)
     prepare(teacher)
     cuts = module_cuts(teacher, options.modules)
     batches = _batches(teacher, cuts, options)
@@ -81,7 +82,8 @@ def time_variant(
 
     settings = TrainSettings(MANY_STEPS, recipe.lr, recipe.step_lr, options.batch_size, options.seed)
     plain_step, quantized_step = (
-        stepper(ModuleTrainer(part, student, settings), batches) for student in (plain, quantized)
+        stepper(ModuleTrainer(part, student, settings), batches, options.device)
+        for student in (plain, quantized)
     )
     check_trains(plain_step, plain)
     steps = {"plain": timed(plain_step)}
@@ -130,13 +132,16 @@ def unquantized_student(teacher: torch.nn.Module) -> torch.nn.Module:
     return student.requires_grad_(True)
 
 
-def stepper(trainer: ModuleTrainer, batches: list[Batch]) -> Callable[[], float]:
-    """A call that trains one step on the next batch and returns its loss."""
+def stepper(trainer: ModuleTrainer, batches: list[Batch], device: torch.device = CPU) -> Callable[[], float]:
+    """A call that trains one step on the next batch and returns its loss, once the device is done with it."""
     numbered = enumerate(cycle(batches))
 
     def step() -> float:
         number, batch = next(numbered)
-        return trainer.step(number, *batch).loss
+        loss = trainer.step(number, *batch).loss
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return loss
 
     return step
 
@@ -159,7 +164,7 @@ def _batches(teacher: torch.nn.Module, cuts: list[int], options: argparse.Namesp
     before = carve(teacher, cuts)[: options.module - 1]
     batches: list[Batch] = []
     for indices in np.arange(len(tokens)).reshape(BATCHES, options.batch_size):
-        batch = tokens.batch(indices)
+        batch = {name: value.to(options.device) for name, value in tokens.batch(indices).items()}
         hidden = None
         with torch.no_grad():
             for part in before:

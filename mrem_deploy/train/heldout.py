@@ -10,7 +10,6 @@ measured by the same code, so it compares them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -111,11 +110,13 @@ def module_names(count: int) -> list[str]:
     return [f"module {index + 1}/{count}" for index in range(count)]
 
 
-def budgets(recipe: Recipe, examples: Sequence[Encoded | None]) -> list[CacheSettings]:
+def budgets(
+    recipe: Recipe, examples: Sequence[Encoded | None], device: torch.device | None = None
+) -> list[CacheSettings]:
     """The recipe's memory for cached activations, shared out by the tokens of each set."""
-    whole = CacheSettings.of(recipe)
+    whole = CacheSettings.of(recipe, device)
     tokens = [0 if each is None else int(each.lengths.sum()) for each in examples]
-    return [replace(whole, max_memory_mb=whole.max_memory_mb * own / sum(tokens)) for own in tokens]
+    return [whole.share(own, sum(tokens)) for own in tokens]
 
 
 def final_losses(
@@ -124,7 +125,8 @@ def final_losses(
     """The held-out loss of every module of a finished student, in order."""
     cuts, settings = cuts_of(teacher, recipe), TrainSettings.of(recipe)
     parts = zip(carve(teacher, cuts), carve(student, cuts), strict=True)
-    held = Streams(holdout, teacher.config.hidden_size, CacheSettings.of(recipe), settings.batch_size)
+    space = CacheSettings.of(recipe, next(teacher.parameters()).device)
+    held = Streams(holdout, teacher.config.hidden_size, space, settings.batch_size)
     losses = {}
     try:
         for name, (full, quantized) in zip(module_names(len(cuts) - 1), parts, strict=True):

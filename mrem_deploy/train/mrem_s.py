@@ -51,7 +51,8 @@ class _Run:
             schedules = [self._schedule(index) for index in range(len(self.students))]
             self.used = [used_examples(schedule, settings.steps, len(job.data)) for schedule in schedules]
         width, size = job.teacher.config.hidden_size, settings.batch_size
-        space = budgets(job.recipe, (job.data, job.holdout))
+        device = next(job.student.parameters()).device
+        space = budgets(job.recipe, (job.data, job.holdout), device)
         self.streams = Streams(job.data, width, space[0], size, np.logical_or.reduce(self.used))
         self.held = Streams(job.holdout, width, space[1], size) if job.holdout is not None else None
 

@@ -123,9 +123,9 @@ def train_rem(job: TrainJob) -> TrainLog:
     """Train every matmul of the student in place, `--steps` steps each."""
     log, settings, store = TrainLog(), job.settings, job.store
     cuts = list(range(job.teacher.config.num_hidden_layers + 1))
-    cache = CacheSettings.of(job.recipe)
-    streams = Streams(job.data, job.teacher.config.hidden_size, cache, settings.batch_size)
     device = next(job.student.parameters()).device
+    cache = CacheSettings.of(job.recipe, device)
+    streams = Streams(job.data, job.teacher.config.hidden_size, cache, settings.batch_size)
     parts = list(zip(carve(job.teacher, cuts), carve(job.student, cuts), strict=True))
     try:
         for index, (full, quantized) in enumerate(parts):

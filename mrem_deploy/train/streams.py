@@ -13,7 +13,6 @@ its last bits with the sentences that share a batch, so the two orders agree clo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -57,9 +56,7 @@ class Targets:
         self._per_token, self._bare = like.per_token, like.bare
         self._narrow: list[dict[int, torch.Tensor]] = [{} for kind in self._kinds if kind == "narrow"]
         count = self._has_embedding + self._hidden + self._kinds.count("wide")
-        self._wide = ActivationCache(
-            lengths, last.shape[-1], settings.max_memory_mb, settings.folder, count=count
-        )
+        self._wide = ActivationCache.made(lengths, last.shape[-1], settings, count)
 
     @property
     def megabytes_on_disk(self) -> float:
@@ -193,11 +190,10 @@ class Streams:
         self.clean_at += 1
 
     def _make_targets(self, teacher: Part, keep: np.ndarray, device: torch.device) -> Targets:
-        used = self.cache.memory_mb if self.cache else 0.0
-        space = replace(self._settings, max_memory_mb=max(0.0, self._settings.max_memory_mb - used))
         tokens, clean = self._clean_input(np.flatnonzero(keep)[:1], device)
         lengths = np.where(keep, self.examples.lengths, 0)
-        targets = Targets(teacher(clean, tokens), lengths, self.cache is not None, space)
+        space, output = self._settings.beside(self.cache), teacher(clean, tokens)
+        targets = Targets(output, lengths, self.cache is not None, space)
         if targets.megabytes_on_disk:
             say(f"targets of the module: {targets.megabytes_on_disk:.0f} MiB, memory-mapped on disk")
         return targets
@@ -249,9 +245,7 @@ class Streams:
         if self.cache is not None:
             return
         lengths = np.where(self._needed, self.examples.lengths, 0)
-        self.cache = ActivationCache(
-            lengths, self._width, self._settings.max_memory_mb, self._settings.folder
-        )
+        self.cache = ActivationCache.made(lengths, self._width, self._settings)
         if self.cache.on_disk:
             say(f"activation cache: {self.cache.megabytes:.0f} MiB, memory-mapped on disk")
 

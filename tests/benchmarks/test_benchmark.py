@@ -322,7 +322,7 @@ def test_a_student_that_does_not_train_is_found() -> None:
         step_job.check_trains(step_job.stepper(equal, [(batch, hidden, hidden)]), twin)
 
 
-def test_the_stepper_counts_steps_and_takes_batches_in_turn() -> None:
+def test_the_stepper_counts_steps_and_takes_batches_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
     class Trainer:
@@ -330,9 +330,24 @@ def test_the_stepper_counts_steps_and_takes_batches_in_turn() -> None:
             seen.append(arguments)
             return argparse.Namespace(loss=1.0)
 
-    call = step_job.stepper(Trainer(), [("a", 1, 2), ("b", 3, 4)])  # type: ignore[arg-type, list-item]
+    batches: Any = [("a", 1, 2), ("b", 3, 4)]
+    call = step_job.stepper(Trainer(), batches, torch.device("cpu"))  # type: ignore[arg-type]
     assert [call() for _ in range(3)] == [1.0] * 3
     assert seen == [(0, "a", 1, 2), (1, "b", 3, 4), (2, "a", 1, 2)]
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    gpu = torch.device("cuda", 0)
+    step_job.stepper(Trainer(), batches, gpu)()  # type: ignore[arg-type]
+    assert waited == [gpu]  # a launch returns before the GPU has done the work
+
+
+def test_kernels_of_another_device_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("triton", reason="Triton exists for Linux only")
+    for verb in ("step", "footprint"):
+        assert cli.run(benchmark.main, [verb, *SHAPE, "--kernels", "triton"]) == cli.EXIT_USER_ERROR
+        assert "--kernels triton does not compute on cpu" in capsys.readouterr().err
+    assert cli.run(benchmark.main, ["step", *SHAPE, "--device", "cuda"]) == cli.EXIT_USER_ERROR
+    assert "torch sees no GPU here" in capsys.readouterr().err
 
 
 @pytest.fixture

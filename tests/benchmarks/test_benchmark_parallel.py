@@ -85,3 +85,22 @@ def test_mistakes_are_told_before_anything_runs(
     assert cli.run(benchmark.main, ["parallel", *SHAPE, *wrong]) == cli.EXIT_USER_ERROR
     assert said in capsys.readouterr().err
     assert jobs == []
+
+
+def test_on_gpus_every_worker_needs_one(
+    jobs: list[Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(benchmark.main, ["parallel", *SHAPE, "--device", "cuda"]) == cli.EXIT_USER_ERROR
+    assert "torch sees no GPU here" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for wrong in (["--device", "cuda:1"], ["--device", "cuda", "--modules", "3"]):
+        assert cli.run(benchmark.main, ["parallel", *SHAPE, *wrong]) == cli.EXIT_USER_ERROR
+        assert "workers need one each" in capsys.readouterr().err
+    assert jobs == []
+    finished = TimedRun(1.0)
+    monkeypatch.setattr(parallel, "run_job", lambda job: jobs.append(job) or finished)
+    monkeypatch.setattr(parallel, "_summary", lambda *arguments: "")
+    assert cli.run(benchmark.main, ["parallel", *SHAPE, "--device", "cuda", "--straggler", "0"]) == 0
+    assert [(job.method, job.device) for job in jobs[:2]] == [("mrem-s", "cuda"), ("mrem-p", "cuda")]
+    assert {job.threads for job in jobs} == {1}  # more threads would make no difference

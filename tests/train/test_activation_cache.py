@@ -14,12 +14,14 @@ import pytest
 import torch
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.train.activation_cache import ActivationCache
+from mrem_deploy.recipe import Recipe
+from mrem_deploy.train.activation_cache import ActivationCache, CacheSettings
 
 WIDTH = 5
 # A lone token, the longest in the middle, two of one length: offsets that a wrong sum would mix up.
 LENGTHS = np.array([3, 1, 7, 2, 2])
 IN_MEMORY, ON_DISK = 100.0, 0.0
+GPU = torch.device("cuda", 0)
 
 
 def values(batch: np.ndarray, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,10 +31,14 @@ def values(batch: np.ndarray, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
 
 
-@pytest.fixture(params=[IN_MEMORY, ON_DISK], ids=["memory", "disk"])
+@pytest.fixture(params=["memory", "disk", "device"])
 def cache(request: pytest.FixtureRequest, tmp_path: Path) -> ActivationCache:
-    made = ActivationCache(LENGTHS, WIDTH, request.param, tmp_path / "deep" / "folder")
-    assert made.on_disk == (request.param == ON_DISK)
+    """The CPU stands for the GPU, which may be absent."""
+    memory = IN_MEMORY if request.param == "memory" else ON_DISK
+    device = (torch.device("cpu"), 1.0) if request.param == "device" else (None, 0.0)
+    made = ActivationCache(LENGTHS, WIDTH, memory, tmp_path / "deep" / "folder", 2, *device)
+    assert made.on_disk == (request.param == "disk")
+    assert made.on_device == (request.param == "device")
     yield made
     made.close()
 
@@ -142,3 +148,41 @@ def test_a_disk_too_small_is_refused_before_anything_is_written(
     assert "488 MiB" in caught.value.problem  # 2 · 10⁶ · 64 · 4 bytes
     assert "--calib-size" in caught.value.remedy
     assert list(tmp_path.iterdir()) == []
+
+
+# -- on a GPU ------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_gives_half_of_its_free_memory_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (6 * 2**30, 8 * 2**30))
+    found = CacheSettings.of(Recipe(max_memory="10MB"), GPU)
+    assert (found.device, found.max_device_mb) == (GPU, 3 * 1024)
+    on_cpu = CacheSettings.of(Recipe(max_memory="10MB"), torch.device("cpu"))
+    assert found.max_memory_mb == on_cpu.max_memory_mb
+    assert on_cpu.device is None
+
+
+def test_what_does_not_fit_on_the_gpu_goes_to_memory(tmp_path: Path) -> None:
+    lengths, device = np.array([128] * 8), torch.device("cpu")
+    exact = 2 * 1024 * 16 * 4 / 2**20
+    settings = CacheSettings(100.0, tmp_path, device, exact)
+    first = ActivationCache.made(lengths, 16, settings)
+    assert (first.on_device, first.device_mb, first.memory_mb) == (True, exact, 0.0)
+    second = ActivationCache.made(lengths, 16, settings.beside(first))
+    assert (second.on_device, second.device_mb, second.memory_mb) == (False, 0.0, exact)
+    assert settings.beside(second).max_memory_mb == 100.0 - exact
+    assert settings.share(1, 4) == CacheSettings(25.0, tmp_path, device, exact / 4)
+
+
+def test_a_gpu_without_the_memory_that_it_announced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plain = torch.empty
+
+    def empty(*shape: Any, device: Any = None, **options: Any) -> torch.Tensor:
+        if device == GPU:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(*shape, **options)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    made = ActivationCache.made(LENGTHS, WIDTH, CacheSettings(IN_MEMORY, tmp_path, GPU, 100.0))
+    assert not made.on_device
+    assert not made.on_disk
