@@ -4,7 +4,8 @@
 #   make setup                      only the set-up (does nothing if nothing changed)
 #   make setup PYTHON=python3.12    choose the interpreter
 #   make setup TORCH_ARGS="--index-url URL"   where to get PyTorch, e.g. from its CPU index
-#   make setup TORCH_INSTALL="torch==2.13.0"  which PyTorch, e.g. the default build for use with a GPU
+#   make setup TORCH_INSTALL="torch==2.13.0"  which PyTorch
+#   make setup-gpu                  the CUDA builds of PyTorch and onnxruntime, also where make setup ran before
 #   make test PYTEST_ARGS="-k packing"
 #   make test TEST_PROCESSES=0      in one process, to see what a test prints
 #   make fuzz FUZZ_SECONDS=900 FUZZ_TARGETS="tables packing"
@@ -19,6 +20,7 @@ TORCH_ARGS ?=
 PYTEST_ARGS ?=
 FAULTS_ARGS ?=
 TEST_PROCESSES ?= 2
+OTHER_TRITON ?= 3.7.1
 DEMO_ARGS ?=
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?=
@@ -32,13 +34,16 @@ PIP := $(PY) -m pip
 CPP := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
 CPP_BUILT := $(filter-out kernels/cpu/test_% kernels/cpu/fuzz_%,$(CPP))
 READY := $(VENV)/.ready
+EXTRAS = $(shell cat $(VENV)/.extras 2>/dev/null || echo cpu)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test gpu-compile demo lint format typecheck sanitize fuzz faults bench docs optimum oldest clean distclean
+.PHONY: help setup setup-gpu test gpu-compile gpu-check demo lint format typecheck sanitize fuzz faults bench docs \
+    optimum oldest clean distclean
 
 help:
 	@echo "make setup      install everything into $(VENV)"
+	@echo "make setup-gpu  the same with the CUDA builds of PyTorch and onnxruntime"
 	@echo "make demo       quantize a small sentiment model and write a report"
 	@echo "make test       run the tests"
 	@echo "make lint       check the style with ruff and clang-format"
@@ -46,8 +51,9 @@ help:
 	@echo "make typecheck  check the types with mypy"
 	@echo "make sanitize   C++ tests under the address and undefined-behaviour sanitizers"
 	@echo "make fuzz       any bytes into the readers of data and results, and into packing, a minute each"
-	@echo "make gpu-compile  the Triton kernels compiled for three GPUs and checked, without a GPU"
 	@echo "make faults     disturb the commands in thousands of ways; an hour on two cores (docs/reliability.md)"
+	@echo "make gpu-compile  the Triton kernels compiled for seven GPUs and checked, without a GPU"
+	@echo "make gpu-check  nine checks on a machine with GPUs, ten minutes at most"
 	@echo "make bench      micro-benchmarks of the kernels"
 	@echo "make docs       write docs/recipe.md from the options of the recipe"
 	@echo "make optimum    run exported models in optimum-onnx, in a separate environment"
@@ -100,9 +106,18 @@ endif
 $(READY): $(VENV)/.torch pyproject.toml setup.py CMakeLists.txt $(CPP_BUILT)
 	@installed=$$($(PY) -c 'from importlib.metadata import version; print(version("torch"))') && \
 	echo "installing mrem_deploy and its dependencies; PyTorch stays at $$installed" && \
-	$(PIP) install --editable ".[cpu,dev]" "torch==$$installed"
+	$(PIP) install --editable ".[$(EXTRAS),dev]" "torch==$$installed"
 	@$(PY) -m mrem_deploy.kernels
 	@touch $@
+
+# pip takes a CPU build for the version that is asked for, and both builds of onnxruntime have the same files:
+# what is there goes first. The choice is kept for later runs of make.
+setup-gpu: $(VENV)/.created
+	@$(PIP) uninstall --yes --quiet torch onnxruntime 2>/dev/null
+	@rm -f $(VENV)/.torch $(READY)
+	@echo gpu > $(VENV)/.extras
+	@$(MAKE) --no-print-directory setup TORCH_INSTALL="$(or $(TORCH_INSTALL),torch==$(TORCH_VERSION))"
+	$(PY) -m mrem_deploy doctor
 
 # -- what people do ----------------------------------------------------------------------------------------
 
@@ -113,8 +128,15 @@ demo: $(READY)
 test: $(READY)
 	$(PY) -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not gpu_compile" $(PYTEST_ARGS)
 
-gpu-compile: $(READY)
-	$(PY) -m pytest -m gpu_compile tests/kernels
+# With the newest Triton and with the one that PyTorch $(TORCH_VERSION) brings, in a folder of its own.
+gpu-compile: $(READY) build/triton-$(OTHER_TRITON)
+	MREM_OTHER_TRITON=$(abspath build/triton-$(OTHER_TRITON)) $(PY) -m pytest -m gpu_compile tests/kernels
+
+build/triton-$(OTHER_TRITON): $(VENV)/.created
+	$(PIP) install --quiet --no-deps --target $@ "triton==$(OTHER_TRITON)"
+
+gpu-check: $(READY)
+	$(PY) tests/helpers/gpu_check.py
 
 lint: $(READY)
 	$(PY) -m ruff check .

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,19 @@ LONGEST_FIRST = (
     "test_checkpoint.py",
     "test_squad_walk.py",
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """GPUs are used only by tests that are asked for by their marker: `pytest -m gpu`. CUDA reads these
+    variables when it starts, which no import does; processes that tests start inherit them."""
+    if not asks_for_gpus(config.option.markexpr, os.environ):
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = ""
+
+
+def asks_for_gpus(markers: str, environment: Mapping[str, str]) -> bool:
+    """By `-m gpu` (not by `-m "not gpu"` or `-m gpu_compile`), or by the battery's own variable."""
+    named = re.search(r"(?<!not )\bgpu\b", markers) is not None
+    return named or environment.get("MREM_TEST_DEVICE", "").startswith("cuda")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
