@@ -126,15 +126,16 @@ _failed: dict[tuple[object, ...], DoesNotCompile] = {}
 
 def _run_first(tiles: tuple[Tile, ...], run: Callable[[Tile], object], kind: tuple[object, ...]) -> None:
     """The first that compiles."""
-    for tile in tiles:
-        if (*kind, tile) in _failed:
+    keys = [(*kind, tile) for tile in tiles]
+    for key, tile in zip(keys, tiles, strict=True):
+        if key in _failed:
             continue
         try:
             run(tile)
             return
         except DoesNotCompile as failure:
-            _failed[(*kind, tile)] = failure
-    raise DoesNotCompile(f"no tile compiles: {_failed[(*kind, tiles[-1])]}")
+            _failed[key] = failure
+    raise DoesNotCompile(f"no tile compiles: {_failed[keys[-1]]}")
 
 
 def _milliseconds(call: Callable[[], object], device: torch.device) -> float:

@@ -256,7 +256,7 @@ class EdgeReceiver(_Thread):
             tensor = torch.empty(shape, dtype=dtype, pin_memory=self._stream is not None)
             dist.recv(tensor, self.wire.sender, group=self.wire.announce)
             tensor = tensor.to(self._device, non_blocking=True)
-        if self._stream is not None:
+        if self._stream is not None and self._training is not None:
             tensor.record_stream(self._training)  # it was allocated on this thread's stream
             self._stream.synchronize()  # the training runs on another stream and must find it complete
         return tensor
