@@ -196,8 +196,7 @@ class Recipe:
     )
     deterministic: bool = option(
         False,
-        "modules run in lock-step with queues of one, and GPU kernels take the first tile of their list: two "
-        "runs agree exactly, but modules wait",
+        "lock-step with queues of one, first tiles of GPU kernels: two runs agree exactly, but modules wait",
         group=MREM_P,
     )
     workers: int = option(
