@@ -165,7 +165,9 @@ class Campaign:
                 name = waiting.pop()
                 running.add(self._fork(lambda name=name: make(name)))  # type: ignore[misc]
             pid, status = os.wait()
-            running.discard(pid)
+            if pid not in running:
+                continue  # an orphan of a command that was killed
+            running.remove(pid)
             if status != 0:
                 raise RuntimeError("the commands do not run undisturbed; see above")
 

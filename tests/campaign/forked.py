@@ -109,6 +109,13 @@ class Running:
             else:
                 os.kill(pid or self.pid, number)
 
+    def listens_to(self, number: int) -> bool:
+        """Whether the process has a handler for a signal."""
+        for line in _read(Path(f"/proc/{self.pid}/status")).splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+        return False
+
     def family(self) -> list[int]:
         """The process and all its descendants."""
         return [self.pid, *descendants(self.pid)]

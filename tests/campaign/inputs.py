@@ -7,7 +7,7 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.campaign import forked, judge
 from tests.campaign.cases import SILENT, Outcome
@@ -27,7 +27,7 @@ WALL = 90.0  # seconds: reading a few rows
 def hostile(shop: Workshop, place: Place, draw: random.Random, outcome: Outcome) -> None:
     """Read a hostile file as the data of a task, alone or as a part of a plan."""
     make = draw.choice((table, table, lines, lines, one_json, squad, conll, odd_place))
-    task, path, options, words = make(place.work, draw)
+    task, path, options, words, wrong = make(place.work, draw)
     outcome.what = f"{task}, {words}"
     head = {"squad": "squad", "token-classification": "token-classification"}.get(task, "text-classification")
     if draw.random() < 0.3:
@@ -48,6 +48,8 @@ def hostile(shop: Workshop, place: Place, draw: random.Random, outcome: Outcome)
         ended = forked.run(lambda: cli.run(rows_command, [task, path, *options]), place, wall=WALL)
     if judge.check_end(outcome, ended, (judge.DONE, judge.REFUSED)):
         outcome.result = "refused" if ended.code else "read"
+        if wrong and ended.code == judge.DONE:
+            outcome.blame(SILENT, "what nobody could read rightly was read")
         if "not text:" in ended.out:
             outcome.blame(SILENT, ended.out.strip()[-300:])
 
@@ -71,15 +73,24 @@ def rows_command(argv: list[str] | None) -> int:
     return 0
 
 
-Made = tuple[str, str, list[str], str]  # task, path, options, and in words what is hostile
+class Made(NamedTuple):
+    """A hostile file: the task that reads it, the options for it, and in words what is hostile."""
+
+    task: str
+    path: str
+    options: list[str]
+    words: str
+    wrong: bool = False  # nobody could read it rightly
 
 
-def _finish(path: Path, data: bytes, words: str, draw: random.Random, task: str = "") -> Made:
-    """The file, once as training data; a good file is next to it for evaluation, or it is both."""
+def _finish(path: Path, data: bytes, words: str, draw: random.Random, wrong: str = "") -> Made:
+    """The file, as training and as evaluation data. wrong: the column whose values nobody could read."""
     data, more = _spoil_bytes(data, draw)
     path.write_bytes(data)
-    task = task or draw.choice(("text-classification", "text-classification", "feature-extraction", "stsb"))
-    return task, str(path), ["--eval-data", str(path)], f"{path.name[:30]!r}: {words}{more}"
+    task = draw.choice(("text-classification", "text-classification", "feature-extraction", "stsb"))
+    read = wrong == "text" or (wrong == "label" and task != "feature-extraction")
+    words = f"{path.name[:30]!r}: {words}{more}"
+    return Made(task, str(path), ["--eval-data", str(path)], words, read and not more)
 
 
 def _spoil_bytes(data: bytes, draw: random.Random) -> tuple[bytes, str]:
@@ -152,11 +163,13 @@ def table(folder: Path, draw: random.Random) -> Made:
     elif how == "only a header":
         rows = rows[:1]
     text = "\n".join(separator.join(row) for row in rows) + "\n"
-    return _finish(folder / f"data.{kind}", text.encode("utf-8", "replace"), how, draw)
+    wrong = "text" if how in ("more fields", "same column twice") else ""
+    return _finish(folder / f"data.{kind}", text.encode("utf-8", "replace"), how, draw, wrong)
 
 
 def lines(folder: Path, draw: random.Random) -> Made:
     """jsonl."""
+    wrong = ""
     rows: list[Any] = [{"text": text, "label": int(label)} for text, label in ROWS]
     how, place = (
         draw.choice(("value", "value", "value", "row", "deep", "key", "many")),
@@ -165,6 +178,8 @@ def lines(folder: Path, draw: random.Random) -> Made:
     if how == "value":
         key, value = draw.choice(("text", "label")), draw.choice(ODD_VALUES)
         rows[place][key] = value
+        if not isinstance(value, str) and (key == "text" or isinstance(value, list | dict)):
+            wrong = key
         how = (
             f"{key} is {str(value)[:20]!r}"
             if not isinstance(value, int) or abs(value) < 99
@@ -182,7 +197,7 @@ def lines(folder: Path, draw: random.Random) -> Made:
     parts = [dumped(row) for row in rows]
     if how == "deep":
         parts[place] = '{"text": ' + "[" * DEEP + "]" * DEEP + ', "label": 0}'
-    return _finish(folder / "data.jsonl", "\n".join(parts).encode("utf-8", "surrogatepass"), how, draw)
+    return _finish(folder / "data.jsonl", "\n".join(parts).encode("utf-8", "surrogatepass"), how, draw, wrong)
 
 
 def one_json(folder: Path, draw: random.Random) -> Made:
@@ -228,7 +243,7 @@ def squad(folder: Path, draw: random.Random) -> Made:
         holder[key] = draw.choice(ODD_VALUES)
     for name in ("train-v1.1.json", "dev-v1.1.json"):
         (folder / name).write_bytes(_spoil_bytes(dumped(content).encode("utf-8", "surrogatepass"), draw)[0])
-    return "squad", str(folder), [], f"{key} {how}"
+    return Made("squad", str(folder), [], f"{key} {how}")
 
 
 def conll(folder: Path, draw: random.Random) -> Made:
@@ -249,7 +264,7 @@ def conll(folder: Path, draw: random.Random) -> Made:
     data = "\n".join(rows).encode()
     for name in ("train.txt", "dev.txt"):
         (folder / name).write_bytes(_spoil_bytes(data, draw)[0])
-    return "token-classification", str(folder), [], how
+    return Made("token-classification", str(folder), [], how)
 
 
 def odd_place(folder: Path, draw: random.Random) -> Made:
@@ -281,7 +296,7 @@ def odd_place(folder: Path, draw: random.Random) -> Made:
         )
         if len(path.name) < 255:
             path.write_bytes(good)
-    return "text-classification", str(path), ["--eval-data", str(path)], f"{how}: {path.name[:40]!r}"
+    return Made("text-classification", str(path), ["--eval-data", str(path)], f"{how}: {path.name[:40]!r}")
 
 
 def dumped(value: Any) -> str:

@@ -7,12 +7,13 @@ import random
 import shlex
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.campaign import judge
+from tests.campaign import forked, judge
 from tests.campaign.cases import HANG, LEFTOVER, MESSAGE, SILENT, Outcome
 from tests.campaign.forked import Ended, Place, Running
 from tests.campaign.workshop import (
@@ -31,6 +32,7 @@ from tests.campaign.writes import Writes
 TRIES = 4  # a run may be over before it is disturbed; then the moment is chosen earlier
 LEAVE_SECONDS = 2.0  # what is promised on a free machine
 WORK = f".{OUT}.work"
+START, LISTENING = -1, -2  # orders of moments: the start of the process; since it listens to signals
 INTERRUPTED = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
@@ -39,15 +41,22 @@ class Moment:
     """In which stage of a run, and how many seconds after it began."""
 
     stage: str
-    order: int  # of the stage among all that are printed; -1: the start of the process
+    order: int  # of the stage among all that are printed; or one of those below
     seconds: float
 
     def reached(self, running: Running) -> bool:
         """Wait for it; False if the command is over before."""
-        if self.order >= 0 and not running.wait_for(lambda: len(stages_in(running.err())) > self.order):
+        if not running.wait_for(lambda: self._begun(running)):
             return False
         end = time.monotonic() + self.seconds
         return running.wait_for(lambda: time.monotonic() >= end)
+
+    def _begun(self, running: Running) -> bool:
+        if self.order == START:
+            return True
+        if self.order == LISTENING:
+            return running.listens_to(signal.SIGTERM)
+        return len(stages_in(running.err())) > self.order
 
     def __str__(self) -> str:
         return f"{self.seconds:.2f} s into {self.stage}"
@@ -60,6 +69,11 @@ def any_moment(draw: random.Random, baseline: Baseline) -> Moment:
     order = draw.choice([place for place, (name, _) in enumerate(begun) if name == stage])
     ends = [*(seconds for _, seconds in begun), baseline.seconds]
     return Moment(stage, order - 1, draw.random() * max(0.0, ends[order + 1] - ends[order]))
+
+
+def importing(draw: random.Random) -> Moment:
+    """While a new interpreter imports the libraries, after it has begun to listen to signals."""
+    return Moment("importing", LISTENING, draw.uniform(0.0, 5.0))
 
 
 # -- kills -------------------------------------------------------------------------------------------------
@@ -131,7 +145,8 @@ def interrupt(shop: Workshop, place: Place, draw: random.Random, outcome: Outcom
     number = draw.choice(list(INTERRUPTED))
     group, twice = draw.random() < 0.5, draw.random() < 0.3
     pause = draw.uniform(0.05, 1.5)
-    moment = any_moment(draw, baseline)
+    new = draw.random() < 0.06  # an interpreter that has imported nothing yet
+    moment = importing(draw) if new else any_moment(draw, baseline)
     for _ in range(TRIES):
         words = f"{signal.Signals(number).name} {'twice' if twice else 'once'} to the "
         outcome.what = f"{name}, {words}{'group' if group else 'process'} {moment}"
@@ -146,7 +161,7 @@ def interrupt(shop: Workshop, place: Place, draw: random.Random, outcome: Outcom
             if twice and running.wait_for(lambda: time.monotonic() >= end):
                 running.send(number, group=group)
 
-        ended = _command(shop, baseline, place, disturb)
+        ended = _command(shop, baseline, place, disturb, new=new)
         if sent:
             break
         _clear(place)
@@ -193,8 +208,13 @@ def _command(
     place: Place,
     disturb: Callable[[Running], None] | None = None,
     writes: Writes | None = None,
+    new: bool = False,
 ) -> Ended:
-    return run_command(baseline.job.argv(shop.root, place.work / OUT), place, disturb, writes)
+    argv = baseline.job.argv(shop.root, place.work / OUT)
+    if new:
+        program = [sys.executable, "-m", "mrem_deploy", *argv]
+        return forked.run(lambda: os.execv(program[0], program), place, disturb)
+    return run_command(argv, place, disturb, writes)
 
 
 def _clear(place: Place) -> None:

@@ -95,7 +95,7 @@ def _quantize(verb: str, shop: Workshop, place: Place, draw: random.Random) -> l
 
     head = draw.choice(HEADS)
     base = ["--model", f"{shop.root}/model-{head}", "--data", f"{shop.root}/data-{head}", "--task", head]
-    base += ["--out", str(place.work / OUT), "--calib-size", "16", "--max-length", "32"]
+    base += ["--out", str(place.work / OUT), "--calib-size", "16", "--max-length", "32", "--modules", "2"]
     return [verb, "--plan", *base, *random_options(build_parser(), draw)]
 
 
