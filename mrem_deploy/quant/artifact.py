@@ -5,8 +5,8 @@ the scales of activations, `full/…`) in a separate file, so that no library mi
 ordinary weights. `FrozenModel.save` and `FrozenModel.read` (frozen.py) fill them and make a model of them
 again.
 
-The manifest has the SHA-256 of every tensor, of config.json and of itself. Folders of earlier releases have
-no digests; their content is checked all the same (integrity.py).
+The manifest has the SHA-256 of every tensor, of config.json, of the tokenizer's files and of itself. Folders
+of earlier releases have no digests; their content is checked all the same (integrity.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from transformers import CONFIG_MAPPING, PretrainedConfig
+from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedTokenizerBase
 
 from mrem_deploy.base import digests
 from mrem_deploy.base.errors import UserError
@@ -64,18 +64,24 @@ def result_digest(manifest: Mapping[str, Any], lines: Mapping[str, str]) -> str:
     return digests.of_content({**kept, "tensors": dict(lines)})
 
 
-def write(artifact: Artifact, folder: Path) -> None:
-    """Write the tensors, the model's config and, last, the manifest into `folder`."""
+def write(artifact: Artifact, folder: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+    """Write the tensors, the model's config, the tokenizer and, last, the manifest into `folder`."""
     contiguous = {name: value.contiguous() for name, value in artifact.tensors.items()}
     with atomic_file(folder / TENSORS) as path:
         save_file(contiguous, path, metadata=HEADER)
     with explained(folder / CONFIG):
         artifact.config.save_pretrained(folder)
-    written = {
+    written: dict[str, Any] = {
         "config": digests.of_bytes((folder / CONFIG).read_bytes()),
         "manifest": digests.UNSEALED,
         "tensors": digests.lines_of(contiguous),
     }
+    if tokenizer is not None:
+        with explained(folder):
+            files = [Path(file) for file in tokenizer.save_pretrained(folder)]
+            written["tokenizer"] = {
+                file.name: digests.of_bytes(file.read_bytes()) for file in files if file.is_file()
+            }
     content = {"format": FORMAT, "format_version": FORMAT_VERSION, **artifact.manifest, DIGESTS: written}
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     with atomic_file(folder / MANIFEST) as path:
@@ -99,6 +105,7 @@ def read(folder: Path) -> Stored:
     written = manifest.get(DIGESTS)
     if isinstance(written, dict):
         findings += _changed(data, config_data, tensors, written)
+        findings += _changed_tokenizer(folder, written.get("tokenizer", {}))
     elif DIGESTS in manifest:
         findings.append(f"{DIGESTS} in {MANIFEST} is not a table")
     findings += [f"{MANIFEST} has an unknown key {key!r}" for key in manifest if key not in KEYS]
@@ -119,6 +126,22 @@ def _changed(
     if not isinstance(lines, dict):
         return [*found, f"{MANIFEST} has no digests of tensors"]
     return found + digests.differences(tensors, lines)
+
+
+def _changed_tokenizer(folder: Path, written: Any) -> list[str]:
+    """Files of the tokenizer that have changed. They may be gone: a model can be used without them."""
+    if not isinstance(written, dict):
+        return [f"{MANIFEST} has no digests of the tokenizer's files"]
+    found = []
+    for name, digest in written.items():
+        path = folder / Path(name).name
+        try:
+            changed = path.is_file() and digests.of_bytes(path.read_bytes()) != digest
+        except (OSError, ValueError):  # ValueError: a null character in the name
+            changed = True
+        if changed:
+            found.append(f"{path.name} has changed since it was written")
+    return found
 
 
 def _check_format(manifest: Mapping[str, Any], path: Path) -> None:

@@ -83,9 +83,7 @@ class FrozenModel:
     def save(self, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
         """Write the model into `folder`, with its tokenizer if given; `read` and `load` give it back."""
         folder = Path(folder)
-        artifact.write(Artifact(self._manifest(), self._tensors(), self.config), folder)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
+        artifact.write(Artifact(self._manifest(), self._tensors(), self.config), folder, tokenizer)
         return folder
 
     @classmethod

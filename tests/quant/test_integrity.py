@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_bert import save_tiny_bert
 from tiny_models import HEAD_NAMES, tiny_pair
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer
 
 import mrem_deploy
 from mrem_deploy.base.errors import UserError
@@ -353,3 +354,17 @@ def test_the_config_that_comes_back_is_the_one_that_was_saved(folder: Path) -> N
     theirs = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     assert ours.to_dict() == theirs.to_dict()
     assert (type(ours), ours.name_or_path) == (type(theirs), theirs.name_or_path)
+
+
+def test_a_changed_tokenizer_is_noticed(tmp_path: Path) -> None:
+    """Another vocabulary gives other ids, and so other predictions, without a word."""
+    tokenizer = AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path / "other"))
+    folder = freeze(tiny_pair()[1], HEAD_NAMES[0]).save(tmp_path / "result", tokenizer)
+    mrem_deploy.load(folder)
+    path = folder / "tokenizer.json"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('"good"', '"goon"'), encoding="utf-8")
+    with pytest.raises(UserError, match=r"damaged: tokenizer\.json has changed since it was written"):
+        mrem_deploy.load(folder)
+    path.unlink()
+    mrem_deploy.load(folder)  # the model alone is complete
