@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.options import MOST_SEED, MOST_THREADS, convert_all, option, read_yaml
 from mrem_deploy.base.outside import shown
+from mrem_deploy.base.yaml_text import dump_yaml
 from mrem_deploy.kernels.backends import CHOICES as BACKENDS
 from mrem_deploy.numerics import UNQUANTIZED_BITS
 from mrem_deploy.quant.spec import USUAL_QUANTIZERS, WEIGHT_QUANTIZERS, QuantSpec
@@ -382,7 +381,7 @@ class Recipe:
         return values
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.as_dict(), sort_keys=False, allow_unicode=True)
+        return dump_yaml(self.as_dict())
 
 
 def from_yaml(path: Path) -> dict[str, Any]:

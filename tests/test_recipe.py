@@ -235,7 +235,23 @@ def test_the_written_recipe_reads_as_the_same_recipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["yes", "null", "~", "12", "1e3", "2024-01-01", "a: b", "# c", "ü\t“", "", " "]
+    "text",
+    [
+        "yes",
+        "null",
+        "~",
+        "12",
+        "1e3",
+        "2024-01-01",
+        "a: b",
+        "# c",
+        "ü\t“",
+        "",
+        " ",
+        "a\x85b",
+        "a\u2028b",
+        "a\u2029",
+    ],
 )
 def test_texts_that_yaml_would_read_as_something_else(text: str, tmp_path: Path) -> None:
     recipe = Recipe(model=text, text_column=text, keep_fp=(text,))

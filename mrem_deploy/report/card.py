@@ -10,10 +10,10 @@ from typing import Any
 
 from mrem_deploy.base.format import is_number, mib
 from mrem_deploy.base.tables import Table, md, md_table
+from mrem_deploy.base.yaml_text import page_yaml
 from mrem_deploy.evaluate.accuracy import BY_ONNXRUNTIME, QUANTIZED, Accuracy
 from mrem_deploy.evaluate.metrics import metric_of
 from mrem_deploy.report.summary import Summary, bits_words, data_words, hub_id, model_name
-from mrem_deploy.report.yaml_text import page_yaml
 from mrem_deploy.result import METRICS, PLOTS, RECIPE, REPORT_HTML, Metrics, Onnx
 
 _NOT_CLASSES = ("feature-extraction", "token-classification", "question-answering")  # also names of pipelines

@@ -16,6 +16,7 @@ from typing import Any
 from mrem_deploy.base.files import atomic_file, write_text
 from mrem_deploy.base.format import NONE, count, duration, is_number, memory, mib, three_digits
 from mrem_deploy.base.tables import Table, md, md_table
+from mrem_deploy.base.yaml_text import page_yaml
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.report.card import model_card
 from mrem_deploy.report.heldout import heldout_tables, heldout_warnings
@@ -24,7 +25,6 @@ from mrem_deploy.report.methods import mixed_tables, qat_rows
 from mrem_deploy.report.plots import FEW_UNITS, Plot, draw_plots, ends, finite
 from mrem_deploy.report.summary import Summary, bits_words, data_words, model_name, summarise, words
 from mrem_deploy.report.target import target_tables, target_warnings
-from mrem_deploy.report.yaml_text import page_yaml
 from mrem_deploy.result import (
     CARD,
     PLOTS,
