@@ -155,7 +155,7 @@ def text(name: str, content: str) -> Callable[[Path], Path]:
 # case: the task, the evaluation file, what the message has in this order
 MISTAKES: dict[str, tuple[str, Callable[[Path], Path], tuple[str, ...]]] = {
     "cut short": ("squad", text("a.json", '{"version": "1.1",\n "data": [{'), ("line 2, column", "→")),
-    "other layout": ("squad", text("a.json", '{"rows": []}'), ("SQuAD's layout", "holds 'rows'", "→")),
+    "other layout": ("squad", text("a.json", '{"rows": []}'), ("SQuAD's layout", "holds ['rows']", "→")),
     "no paragraphs": ("squad", text("a.json", '{"data": [{"title": "T"}]}'), ("data[0].paragraphs", "→")),
     "id no text": ("squad", rows({**GOOD, "id": 7}), ("data[0].paragraphs[0].qas[0].id", "7", "→")),
     "answers no list": ("squad", rows({**GOOD, "answers": "good"}), ("question '1' has 'good'", "→")),

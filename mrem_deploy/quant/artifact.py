@@ -77,11 +77,10 @@ def write(artifact: Artifact, folder: Path, tokenizer: PreTrainedTokenizerBase |
         "tensors": digests.lines_of(contiguous),
     }
     if tokenizer is not None:
-        with explained(folder):
-            files = [Path(file) for file in tokenizer.save_pretrained(folder)]
-            written["tokenizer"] = {
-                file.name: digests.of_bytes(file.read_bytes()) for file in files if file.is_file()
-            }
+        files = [Path(file) for file in tokenizer.save_pretrained(folder)]
+        written["tokenizer"] = {
+            file.name: digests.of_bytes(file.read_bytes()) for file in files if file.is_file()
+        }
     content = {"format": FORMAT, "format_version": FORMAT_VERSION, **artifact.manifest, DIGESTS: written}
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     with atomic_file(folder / MANIFEST) as path:

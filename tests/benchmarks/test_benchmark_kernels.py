@@ -63,8 +63,10 @@ def test_a_contender_is_in_force_only_inside_its_block() -> None:
     with contenders.computing_with("reference"):
         assert backends.ops_for(torch.zeros(1)) is reference
     assert backends.choice() == "auto"
-    with pytest.raises(UserError, match="--kernels must be among cpp, reference, unfused; got 'triton'"):
-        contenders.contender("triton")
+    with pytest.raises(UserError, match="--kernels triton does not compute on cpu"):
+        contenders.check_device(["cpp", "triton"], "cpu")
+    with pytest.raises(UserError, match="among cpp, triton, reference, unfused; got 'fast'"):
+        contenders.contender("fast")
 
 
 def test_whoever_computes_something_else_is_not_timed() -> None:

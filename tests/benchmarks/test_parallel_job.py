@@ -206,7 +206,9 @@ def test_a_worker_that_raises_ends_the_job_with_its_own_error(workshop: Path) ->
     assert code == cli.EXIT_FAILED
     error = said[said.index("error:") :]
     assert error.startswith("error: worker 1 failed: Traceback")
-    assert error.strip().endswith("ZeroDivisionError: the accident of worker 1")
+    report, hint = error.strip().split("\n  → ")
+    assert report.rstrip().endswith("ZeroDivisionError: the accident of worker 1")
+    assert hint.startswith("to continue: mrem quantize --config ")
     assert "ConnectionLost" not in said
     assert not (workshop / "raised").exists()
 

@@ -137,9 +137,10 @@ OTHERS: dict[str, tuple[Any, str, int, dict[str, Any]]] = {
 def test_every_method_looks_in_every_step(what: str, workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, at, options = OTHERS[what]
     sent = Signal(owner, name, at).into(monkeypatch)
-    assert job(workshop, "other", **options).run() == TERMINATED
+    out = "-".join(["other", *what.split()])
+    assert job(workshop, out, **options).run() == TERMINATED
     assert sent.calls_after <= (2 if what == "rem" else 0)  # q, k and v are three losses of one step
-    assert not (workshop / "other").exists()
+    assert not (workshop / out).exists()
 
 
 def test_finetuning_looks_in_every_step(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
