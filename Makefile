@@ -38,7 +38,7 @@ EXTRAS = $(shell cat $(VENV)/.extras 2>/dev/null || echo cpu)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-gpu test gpu-compile gpu-check demo lint format typecheck sanitize fuzz faults bench docs \
+.PHONY: help setup setup-gpu test test-jobs gpu-compile gpu-check demo lint format typecheck sanitize fuzz faults bench docs \
     optimum oldest clean distclean
 
 help:
@@ -46,6 +46,7 @@ help:
 	@echo "make setup-gpu  the same with the CUDA builds of PyTorch and onnxruntime"
 	@echo "make demo       quantize a small sentiment model and write a report"
 	@echo "make test       run the tests"
+	@echo "make test-jobs  whole runs of mrem-p: killed, interrupted, on two nodes"
 	@echo "make lint       check the style with ruff and clang-format"
 	@echo "make format     format all files with ruff and clang-format"
 	@echo "make typecheck  check the types with mypy"
@@ -126,9 +127,13 @@ demo: $(READY)
 
 # Two at a time; the tests of a file stay together, because they share what is slow to make.
 test: $(READY)
-	$(PY) -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not gpu_compile" $(PYTEST_ARGS)
+	$(PY) -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not gpu_compile and not jobs" $(PYTEST_ARGS)
 
 # With the newest Triton and with the one that PyTorch $(TORCH_VERSION) brings, in a folder of its own.
+# One at a time: each starts several processes itself.
+test-jobs: $(READY)
+	$(PY) -m pytest -m jobs tests/benchmarks tests/train/mrem_p $(PYTEST_ARGS)
+
 gpu-compile: $(READY) build/triton-$(OTHER_TRITON)
 	MREM_OTHER_TRITON=$(abspath build/triton-$(OTHER_TRITON)) $(PY) -m pytest -m gpu_compile tests/kernels
 

@@ -21,9 +21,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 ROOT = Path(__file__).resolve().parent.parent
 # Files that take longest come first: one that started last would keep a single process busy at the end.
 LONGEST_FIRST = (
-    "test_parallel_job.py",
     "test_export.py",
-    "test_two_nodes.py",
     "test_benchmark_compare.py",
     "test_golden.py",
     "test_reproduce.py",

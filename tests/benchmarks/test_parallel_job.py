@@ -28,6 +28,8 @@ from mrem_deploy.quant import artifact
 from mrem_deploy.walk import publishing
 
 pytestmark = pytest.mark.usefixtures("usual_signals")
+pytestmark = pytest.mark.jobs
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "helpers" / "faulty_job.py"
 PATIENCE = 1800  # seconds; a job takes a few, on a crowded machine many minutes

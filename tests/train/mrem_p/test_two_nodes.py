@@ -19,6 +19,8 @@ from tiny_job import save_model, workshop_in
 
 from mrem_deploy.quant import artifact
 
+pytestmark = pytest.mark.jobs
+
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE = 1800  # seconds; a job takes a few, on a crowded machine many minutes
 NAMESPACES = ("mrem-test-0", "mrem-test-1")
