@@ -163,6 +163,7 @@ def test_the_page_has_the_table_and_what_was_not_survived(tmp_path: Path) -> Non
     assert "seed 3" in text
     assert "1.5 s" in text
     assert all(fault in text for fault in FAULTS)
+    assert "3 of 3,250 cases; the others were not tried" in text
     path.write_text("no place", encoding="utf-8")
     with pytest.raises(ValueError, match="no place for the table"):
         page.write(path, "x")

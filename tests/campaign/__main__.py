@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--seed", type=int, default=0, help="decides every case (default 0)")
-    add("--minutes", type=float, help="start no case after that time (default: until all are done)")
+    add("--minutes", type=float, help="start no case after that time; 0: only the table of what was tried")
     add("--kinds", default=",".join(KINDS), help="which kinds, with commas between them (default all)")
     add("--only", metavar="CASE", help="only this case, once more, whatever the log says")
     add("--processes", type=int, default=2, help="cases at a time (default 2)")
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.fresh:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + options.minutes * 60 if options.minutes else None
+    deadline = None if options.minutes is None else time.monotonic() + options.minutes * 60
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     campaign = Campaign(folder, options.seed, options.processes, deadline, bool(options.only))
@@ -104,14 +104,13 @@ class Campaign:
         log = self.folder / "log.jsonl"
         known = {} if self.verbose else read_log(log)
         wanted = {case.id for case in cases}
-        missing = [case for case in cases if case.id not in known]
+        missing = [case for case in cases if case.id not in known and not self._late()]
         if missing:
             self._prepare({case.kind for case in missing})
         running: dict[int, tuple[Case, float]] = {}
         try:
             while missing or running:
-                late = self.deadline is not None and time.monotonic() > self.deadline
-                if late:
+                if self._late():
                     missing = []
                 while missing and len(running) < self.processes:
                     case = missing.pop(0)
@@ -132,6 +131,9 @@ class Campaign:
             for pid in running:
                 os.killpg(pid, signal.SIGKILL)
         return [known[case] for case in sorted(known) if case in wanted]
+
+    def _late(self) -> bool:
+        return self.deadline is not None and time.monotonic() >= self.deadline
 
     def _prepare(self, kinds: set[str]) -> None:
         """Import everything and make what the cases share."""

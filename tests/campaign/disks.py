@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,10 +31,9 @@ def fill(shop: Workshop, place: Place, draw: random.Random, outcome: Outcome) ->
         mount(place.work, LARGE)
     if baseline.job.verb == "quantize" and draw.random() < 0.25:
         earlier = shop.baseline("ptq" if baseline.job.name != "ptq" else "mrem-s").folder
-        copy_tree(earlier, place.work / OUT)
-    ended = _on_tiny_disk(shop, baseline, place, draw, outcome) if tiny else None
-    if ended is None or ended.code == judge.DONE:
-        ended = _failing_write(shop, baseline, place, draw, outcome)
+    ended = _on_tiny_disk(shop, baseline, place, earlier, draw, outcome) if tiny else None
+    if ended is None:
+        ended = _failing_write(shop, baseline, place, earlier, draw, outcome)
     judge.check_end(outcome, ended, (judge.REFUSED,))
     if "no space left" not in ended.err.lower():
         outcome.blame(MESSAGE, "does not say that the disk is full")
@@ -49,13 +49,20 @@ def fill(shop: Workshop, place: Place, draw: random.Random, outcome: Outcome) ->
 
 
 def _on_tiny_disk(
-    shop: Workshop, baseline: Baseline, place: Place, draw: random.Random, outcome: Outcome
+    shop: Workshop,
+    baseline: Baseline,
+    place: Place,
+    earlier: Path | None,
+    draw: random.Random,
+    outcome: Outcome,
 ) -> Ended | None:
     """None if no try met a full disk."""
     needed = sum(path.stat().st_size + 4096 for path in baseline.folder.rglob("*") if path.is_file())
-    used = sum(path.stat().st_size + 4096 for path in place.work.rglob("*") if path.is_file())
     room = draw.random() * 1.2 * needed
     for _ in range(TRIES):
+        mount(place.work, LARGE, MS_REMOUNT)
+        _begin(place, earlier)
+        used = sum(path.stat().st_size + 4096 for path in place.work.rglob("*") if path.is_file())
         pages = 2 + int((used + room) / 4096)
         mount(place.work, f"{pages * 4}k", MS_REMOUNT)
         outcome.what = f"{baseline.job.name} with {int(room / 1024)} KiB of space"
@@ -67,10 +74,16 @@ def _on_tiny_disk(
 
 
 def _failing_write(
-    shop: Workshop, baseline: Baseline, place: Place, draw: random.Random, outcome: Outcome
+    shop: Workshop,
+    baseline: Baseline,
+    place: Place,
+    earlier: Path | None,
+    draw: random.Random,
+    outcome: Outcome,
 ) -> Ended:
     write = draw.randint(1, baseline.writes)
     for _ in range(TRIES):
+        _begin(place, earlier)
         outcome.what = f"{baseline.job.name}, full from write {write} on"
         full = Writes(place.work, at=write, full=True)
         ended = run_command(baseline.job.argv(shop.root, place.work / OUT), place, writes=full)
@@ -78,6 +91,14 @@ def _failing_write(
             break
         write = 1 + write // 3  # some writes only remove, and do not count when the disk is full
     return ended
+
+
+def _begin(place: Place, earlier: Path | None) -> None:
+    """The place before the command: the older result alone, or nothing."""
+    for folder in place.work.iterdir():
+        shutil.rmtree(folder)
+    if earlier is not None:
+        copy_tree(earlier, place.work / OUT)
 
 
 def _check_nothing_half(outcome: Outcome, place: Place, earlier: Path | None) -> None:

@@ -147,6 +147,8 @@ def interrupt(shop: Workshop, place: Place, draw: random.Random, outcome: Outcom
     pause = draw.uniform(0.05, 1.5)
     new = draw.random() < 0.06  # an interpreter that has imported nothing yet
     moment = importing(draw) if new else any_moment(draw, baseline)
+    if moment.order == START:  # before that, no program can obey
+        moment = Moment(moment.stage, LISTENING, moment.seconds)
     for _ in range(TRIES):
         words = f"{signal.Signals(number).name} {'twice' if twice else 'once'} to the "
         outcome.what = f"{name}, {words}{'group' if group else 'process'} {moment}"

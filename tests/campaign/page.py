@@ -55,6 +55,11 @@ def markdown(outcomes: list[Outcome], command: str, seed: int) -> str:
     lines += [f"| {' | '.join(row)} |" for row in rows(outcomes)]
     failed = [outcome for outcome in outcomes if not outcome.survived]
     about = f"`{command}`, seed {seed}, {time.strftime('%Y-%m-%d', time.gmtime())}, {processor()}."
+    planned = sum(kind.count for kind in KINDS.values())
+    if len(outcomes) < planned:
+        about += (
+            f" A part of the campaign: {len(outcomes):,} of {planned:,} cases; the others were not tried."
+        )
     text = [*lines, "", about]
     if (sentence := leaving(outcomes)) is not None:
         text.append(sentence)
