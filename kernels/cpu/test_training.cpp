@@ -255,6 +255,8 @@ int main() {
         check_strided(*target.kernels, random);
         check_quantize(*target.kernels, 3, 1398103, false, random);  // past the caches, with a remainder
         check_quantize(*target.kernels, 4, 1048592, true, random);
+        check_weights(*target.kernels, 70, 16411, true, random);  // enough blocks for two threads
+        check_midrise(*target.kernels, 70, 16411, true, random);
         std::printf("training: all C++ tests passed on target %s\n", target.kernels->name);
     }
     return 0;
