@@ -9,6 +9,7 @@ last one; where it is not, the rate was too high or the sentences too few.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from mrem_deploy.train.job import Curve, TrainJob, TrainLog
 from mrem_deploy.train.module import ModuleTrainer
 from mrem_deploy.train.streams import Streams, used_examples
 
+Ages = Sequence[tuple[int, int]]  # mrem-p: (age of an entry when it was used, how often)
 BEST = "best/"  # begins the names of the best state's tensors in a checkpoint
 
 
@@ -166,7 +168,10 @@ def train_module(
 
 
 class ModuleCheckpoint:
-    """Weights, optimizer, step, curves and best state of one module; once trained, without the optimizer."""
+    """Weights, optimizer, step, curves and best state of one module; once trained, without the optimizer.
+
+    In mrem-p also the ages of the entries that it has used: the report of a continued run is about all steps.
+    """
 
     def __init__(
         self,
@@ -177,14 +182,17 @@ class ModuleCheckpoint:
     ) -> None:
         self.store, self.name, self.trainer = store, name, trainer
         self.best = best or BestState()
+        self.ages: Ages = ()  # of the checkpoint that was restored
 
-    def save(self, step: int, curve: Curve) -> None:
+    def save(self, step: int, curve: Curve, ages: Ages = ()) -> None:
         if self.store is None:
             return
         tensors = {f"model/{key}": value for key, value in self.trainer.student.view.state_dict().items()}
         notes = {"step": step, "curve": curve, "numbers": {}}
         if self.best.curve:
             notes["heldout"] = self.best.curve
+        if ages:
+            notes["ages"] = ages
         if step < self.trainer.settings.steps:
             states, notes["numbers"] = flatten_optimizers(self.trainer.optimizer.state())
             tensors.update(states)
@@ -207,4 +215,5 @@ class ModuleCheckpoint:
         self.best.resume(notes.get("heldout", []), found.under(BEST) or found.under("model/"))
         if step < self.trainer.settings.steps:
             optimizer.load_state(restore_optimizers(optimizer.state(), tensors, notes["numbers"]))
+        self.ages = [(int(age), int(times)) for age, times in notes.get("ages", [])]
         return step, [(step, loss) for step, loss in notes["curve"]]

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from mrem_deploy.train.checkpoint import CheckpointStore
-from mrem_deploy.train.job import Curve
 from mrem_deploy.train.mrem_p.crew import Crew
 from mrem_deploy.train.mrem_p.worker import ModuleWorker
 from mrem_deploy.train.mrem_s import ModuleCheckpoint
@@ -40,8 +39,9 @@ class AtOwnPace:
 
     def restore(self, workers: Sequence[ModuleWorker]) -> None:
         for worker in workers:
-            step, curve = self._keeper(worker).restore()
-            worker.start_at(step, curve)
+            keeper = self._keeper(worker)
+            step, curve = keeper.restore()
+            worker.start_at(step, curve, keeper.ages)
             self._saved[worker.index] = step
 
     def holds(self, worker: ModuleWorker) -> bool:
@@ -52,7 +52,7 @@ class AtOwnPace:
             step, steps = worker.schedule.turn, worker.schedule.rules.steps
             due = step == steps or (self._every and step % self._every == 0)
             if due and self._saved[worker.index] < step <= steps:
-                self._keeper(worker).save(step, worker.curve)
+                self._keeper(worker).save(step, worker.curve, sorted(worker.ages.items()))
                 self._saved[worker.index] = step
 
     def _keeper(self, worker: ModuleWorker) -> ModuleCheckpoint:
@@ -69,10 +69,9 @@ class InStep:
         everyone = [steps for theirs in self._crew.exchange("checkpoints", own) for steps in theirs]
         step = max(set.intersection(*map(set, everyone)), default=0)
         for worker in workers:
-            curve: Curve = []
-            if step:
-                step, curve = self._keeper(worker, step).restore()
-            worker.start_at(step, curve)
+            keeper = self._keeper(worker, step)
+            _, curve = keeper.restore() if step else (0, [])
+            worker.start_at(step, curve, keeper.ages)
         self._next = self._after(step, workers[0].schedule.rules.steps)
 
     def holds(self, worker: ModuleWorker) -> bool:
@@ -83,7 +82,7 @@ class InStep:
         if any(worker.schedule.turn != step for worker in workers):
             return
         for worker in workers:
-            self._keeper(worker, step).save(step, worker.curve)
+            self._keeper(worker, step).save(step, worker.curve, sorted(worker.ages.items()))
         self._crew.exchange("checkpoint", check=check)
         for worker in workers:
             self._discard_before(step, worker)

@@ -90,10 +90,12 @@ class ModuleWorker:
         self._batches = BatchSchedule(lengths, size, seed + 1 + index)
         self._priming_batches = BatchSchedule(lengths, size, seed)  # those of the initial scales
 
-    def start_at(self, step: int, curve: Curve) -> None:
+    def start_at(self, step: int, curve: Curve, ages: Iterable[tuple[int, int]] = ()) -> None:
         """Continue from a checkpoint, or begin."""
         self.schedule = ModuleSchedule(self.schedule.rules, step)
         self.curve = curve
+        if self.queue is not None:
+            self.queue.ages = Counter(dict(ages))
         if step == 0:
             self.snapshots.take(0)
 

@@ -129,6 +129,7 @@ def test_lock_step_goes_on_exactly_after_a_kill(lock_step: Run, tmp_path: Path, 
     resumed = run(deterministic=True, store=CheckpointStore(tmp_path / "work", {}, resume=True))
     assert_same_state(resumed.state, lock_step.state)
     assert resumed.log.curves == lock_step.log.curves
+    assert resumed.log.ages == lock_step.log.ages
 
 
 def test_at_its_own_pace_every_module_goes_on_from_its_checkpoint(
@@ -142,6 +143,7 @@ def test_at_its_own_pace_every_module_goes_on_from_its_checkpoint(
     resumed = run(store=CheckpointStore(tmp_path / "work", {}, resume=True))
     assert sorted(steps) == [4, 4, 4, 5, 5, 5]
     assert all([s for s, _ in curve] == list(range(STEPS)) for curve in resumed.log.curves.values())
+    assert all(counted.total() == STEPS for counted in resumed.log.ages.values())  # those before the kill, too
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +152,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path, monkeypatch: pytest
     again = run(store=CheckpointStore(tmp_path / "work", {}, resume=True))
     assert_same_state(again.state, whole.state)
     assert again.log.curves == whole.log.curves
+    assert again.log.ages == whole.log.ages  # of which the report has a plot
 
 
 def test_a_finished_module_serves_those_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
