@@ -16,11 +16,11 @@ import onnx_ir.passes.common as passes
 
 import mrem_deploy
 from mrem_deploy.base.digests import UNSEALED
-from mrem_deploy.base.files import atomic_file, explained
+from mrem_deploy.base.files import atomic_file, explained, sweep_unfinished
 from mrem_deploy.base.progress import say
 from mrem_deploy.export.lower import Lowering
 from mrem_deploy.export.origin import FILE, RESULT, seal
-from mrem_deploy.export.profiles import IR_VERSIONS, choose_opset, find_profile
+from mrem_deploy.export.profiles import IR_VERSIONS, PROFILES, choose_opset, find_profile
 from mrem_deploy.export.skeleton import Skeleton, trace
 from mrem_deploy.quant.frozen import FrozenModel
 
@@ -33,6 +33,8 @@ def export_all(
     """Write each profile's file into `folder`, all from one trace; returns the paths in the same order."""
     for name in profiles:  # a bad name or opset is refused before anything is written
         _opset(frozen, name, opset)
+    for profile in PROFILES.values():  # what a killed export of any profile has left
+        sweep_unfinished(Path(folder) / profile.file)
     skeleton = trace(frozen) if profiles else None
     paths = []
     for name in profiles:

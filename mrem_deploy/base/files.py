@@ -25,7 +25,7 @@ import platformdirs
 from mrem_deploy.base import interrupt
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.outside import path_of
-from mrem_deploy.base.scratch import owned_folder, sweep
+from mrem_deploy.base.scratch import owned_file, owned_folder, sweep, sweep_files
 
 # <fcntl.h> and <linux/fs.h>
 AT_FDCWD = -100
@@ -65,22 +65,27 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """Write to the yielded path; on success it becomes `path`."""
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        os.close(handle)
-        temporary = Path(name)
-        try:
+        sweep_unfinished(path)
+        with owned_file(path.parent, _unfinished(path)) as temporary:
             yield temporary
             os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's files are private; a result is not
             os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+
+
+def sweep_unfinished(path: Path) -> None:
+    """Remove what killed processes have left of their writing to that file."""
+    sweep_files(path.parent, _unfinished(path))
+
+
+def _unfinished(path: Path) -> str:
+    return f".{path.name}.new-"
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Fill the yielded folder; on success it replaces `path` and all that was in it."""
     path = path.absolute()
-    prefix = f".{path.name}.new-"
+    prefix = _unfinished(path)
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         sweep(path.parent, prefix)

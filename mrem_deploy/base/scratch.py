@@ -1,7 +1,8 @@
-"""Temporary folders that show whether their owner lives: what a killed process leaves, the next one removes.
+"""Temporary folders and files that show whether their owner lives: what a killed process leaves, the next one
+removes.
 
-The process that makes a folder holds a lock on it. So a folder whose lock is free has no owner any more.
-Where the file system has no locks, nobody can tell, and the folder stays.
+The process that makes one holds a lock on it. So one whose lock is free has no owner any more. Where the file
+system has no locks, nobody can tell, and it stays.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import glob
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mrem_deploy.base.locks import HAS_LOCKS, NoLocks, is_at, try_lock
@@ -36,13 +37,44 @@ def sweep_scratch(parent: Path | None = None) -> None:
 @contextmanager
 def owned_folder(parent: Path, prefix: str, suffix: str = "") -> Iterator[Path]:
     """A new folder that `sweep` leaves alone for as long as this process lives; removed at the end."""
-    folder, lock = _new_folder(parent, prefix, suffix)
+    folder, lock = _new(lambda: tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=parent))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if lock is not None:
             os.close(lock)
+
+
+@contextmanager
+def owned_file(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new file that `sweep_files` leaves alone for as long as this process lives; removed at the end."""
+
+    def make() -> str:
+        handle, name = tempfile.mkstemp(prefix=prefix, dir=parent)
+        os.close(handle)
+        return name
+
+    file, lock = _new(make)
+    try:
+        yield file
+    finally:
+        file.unlink(missing_ok=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def sweep_files(parent: Path, prefix: str) -> None:
+    """Remove the files of that name whose owner is dead."""
+    for name in glob.glob(f"{glob.escape(prefix)}*", root_dir=parent):
+        file = parent / name
+        if file.is_symlink() or not file.is_file():
+            continue
+        with suppress(NoLocks, OSError):  # someone else's, or gone by now
+            lock = _lock(file)
+            if lock is not None:
+                file.unlink(missing_ok=True)
+                os.close(lock)
 
 
 def sweep(parent: Path, prefix: str, suffix: str = "", ownerless: bool = False) -> None:
@@ -67,28 +99,28 @@ def sweep(parent: Path, prefix: str, suffix: str = "", ownerless: bool = False) 
             os.close(lock)
 
 
-def _new_folder(parent: Path, prefix: str, suffix: str) -> tuple[Path, int | None]:
-    """A folder and its lock. A sweeper may see the folder before it is locked; then another one is made."""
+def _new(make: Callable[[], str]) -> tuple[Path, int | None]:
+    """What `make` makes, and its lock. A sweeper may see it before it is locked; then another one is made."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=parent))
+        path = Path(make())
         try:
-            lock = _lock(folder)
+            lock = _lock(path)
         except NoLocks:
-            return folder, None
+            return path, None
         except FileNotFoundError:
             continue
         if lock is None:
             continue
-        if is_at(lock, folder):
-            return folder, lock
+        if is_at(lock, path):
+            return path, lock
         os.close(lock)
 
 
-def _lock(folder: Path) -> int | None:
-    """The handle of a folder that is locked now; None if another handle holds its lock."""
+def _lock(path: Path) -> int | None:
+    """The handle of a folder or file that is locked now; None if another handle holds its lock."""
     if not HAS_LOCKS:
         raise NoLocks
-    handle = os.open(folder, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY)
     try:
         if try_lock(handle):
             return handle

@@ -1,4 +1,4 @@
-"""Temporary folders: those of the dead are removed, those of the living are not."""
+"""Temporary folders and files: those of the dead are removed, those of the living are not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mrem_deploy.base import scratch
-from mrem_deploy.base.scratch import owned_folder, scratch_folder, sweep
+from mrem_deploy.base.scratch import owned_file, owned_folder, scratch_folder, sweep, sweep_files
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKER = """
@@ -107,3 +107,41 @@ def test_without_locks_nobody_knows_who_is_dead(tmp_path: Path, monkeypatch: pyt
 def test_a_folder_that_is_gone_is_no_error(tmp_path: Path) -> None:
     with owned_folder(tmp_path, "x-") as folder:
         shutil.rmtree(folder)
+
+
+def test_a_file_is_left_alone_while_its_owner_lives(tmp_path: Path) -> None:
+    (tmp_path / ".x.new-dead").write_text("of a killed process")
+    (tmp_path / ".x.new-folder").mkdir()
+    (tmp_path / ".x.new-link").symlink_to(tmp_path / ".x.new-folder")
+    with owned_file(tmp_path, ".x.new-") as file:
+        sweep_files(tmp_path, ".x.new-")
+        assert sorted(tmp_path.iterdir()) == sorted(
+            [file, tmp_path / ".x.new-folder", tmp_path / ".x.new-link"]
+        )
+    assert not file.exists()
+
+
+def test_a_file_that_is_swept_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, swept = tempfile.mkstemp, []
+
+    def mkstemp(*args: Any, **options: Any) -> tuple[int, str]:
+        handle, name = real(*args, **options)
+        if not swept:
+            swept.append(name)
+            sweep_files(tmp_path, "x-")
+        return handle, name
+
+    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+    with owned_file(tmp_path, "x-") as file:
+        assert str(file) not in swept
+        assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_without_locks_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "HAS_LOCKS", False)
+    with owned_file(tmp_path, "x-") as file:
+        sweep_files(tmp_path, "x-")
+        assert file.exists()
+    assert list(tmp_path.iterdir()) == []

@@ -143,7 +143,7 @@ def test_at_its_own_pace_every_module_goes_on_from_its_checkpoint(
     resumed = run(store=CheckpointStore(tmp_path / "work", {}, resume=True))
     assert sorted(steps) == [4, 4, 4, 5, 5, 5]
     assert all([s for s, _ in curve] == list(range(STEPS)) for curve in resumed.log.curves.values())
-    assert all(counted.total() == STEPS for counted in resumed.log.ages.values())  # those before the kill, too
+    assert all(counted.total() == STEPS for counted in resumed.log.ages.values())  # also those before
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
