@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mrem_deploy.base import early
+
 if TYPE_CHECKING:
     from mrem_deploy.api import quantize_model as quantize_model
     from mrem_deploy.base.errors import UserError as UserError
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from mrem_deploy.result import open_result as open_result
 
 __version__ = "0.1.0"
+
+if early.is_command(__name__):  # not when another program imports the package
+    early.listen()
 
 _HOMES = {
     "Recipe": "mrem_deploy.recipe",

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from mrem_deploy.base import interrupt
+from mrem_deploy.base import early, interrupt
 from mrem_deploy.base.errors import UserError, WorkerFailed
 from mrem_deploy.base.outside import check_text, refusal
 from mrem_deploy.base.resuming import command_after
@@ -38,6 +38,10 @@ def run(
     main: Callable[[list[str] | None], int], argv: list[str] | None = None, *, resumes: bool = False
 ) -> int:
     """Call a command's main and turn its exceptions into exit codes. `resumes`: it has --resume."""
+    return early.finished(_run(main, argv, resumes))
+
+
+def _run(main: Callable[[list[str] | None], int], argv: list[str] | None, resumes: bool) -> int:
     set_environment()
     try:
         for argument in sys.argv[1:] if argv is None else argv:
