@@ -14,7 +14,8 @@ All the rules:
    moves bytes instead of floats.
 6. Biases are added in float, as (1, 1, N) to three axes: onnxruntime turns other forms into a float Gemm.
 7. Hot rows of the word embedding come from a table of their own (`hot_rows.py`).
-8. Names: `hidden.i` is the output of block i (0: of the embeddings), `<quantizer>.codes` are its integers.
+8. Negative ids become a row that no table has, which is an error (`ids.py`).
+9. Names: `hidden.i` is the output of block i (0: of the embeddings), `<quantizer>.codes` are its integers.
    The graph's outputs have Hugging Face's names, so a bare encoder's last block is `last_hidden_state`.
 """
 
@@ -28,6 +29,7 @@ import torch
 
 from mrem_deploy.export.builder import CONTRIB, Builder
 from mrem_deploy.export.hot_rows import add_hot_rows
+from mrem_deploy.export.ids import refuse_negative_ids
 from mrem_deploy.export.profiles import Profile
 from mrem_deploy.export.skeleton import DOMAIN
 from mrem_deploy.export.tensors import PACKED_BITS, carrier, integer_tensor
@@ -69,6 +71,7 @@ class Lowering:
             "Gelu": self._gelu,
             "Hidden": self._hidden,
         }
+        refuse_negative_ids(self.build, self.graph)
         for node in list(self.graph):
             if node.domain == DOMAIN and node.graph is not None:  # merged ones are gone already
                 self.build.anchor = node

@@ -59,6 +59,10 @@ NOT_COMPARED += ("digests", "result_digest", "file_sha256", "changed_since_expor
 # So are these two entries of an ONNX file: its size is compared without their bytes.
 DIGEST_MIB = 164 / 2**20
 SIZES = ("onnx_mb", "size_mb")
+# So is the guard against negative ids in ONNX files: all of it is compared as if there were none.
+GUARD = (".negative", ".checked")  # end the names of what its nodes make
+GUARD_CONSTANTS = ("ids.zero", "ids.nowhere")
+GUARD_NODES = {"CPUExecutionProvider": 4}  # two for the ids and two for their types, where nodes are counted
 # The options that there were when golden.json was recorded. The lines of younger ones in recipe.yaml are not
 # compared; where the default of a younger one changes a result, `run_cell` names the value that does not.
 RECORDED_OPTIONS = (
@@ -156,6 +160,7 @@ def digest(value: Any) -> str:
 def describe_result(folder: Path, root: Path) -> dict[str, dict[str, str]]:
     """{"structure": {file: digest}, "values": {file: digest}} of a result folder."""
     names = sorted(str(path.relative_to(folder)) for path in files_of(folder))
+    guards = dict(guard_mib(path) for path in folder.glob("*.onnx"))
     structure: dict[str, str] = {"files": digest(names)}
     values: dict[str, str] = {}
     for path in files_of(folder):
@@ -166,7 +171,8 @@ def describe_result(folder: Path, root: Path) -> dict[str, dict[str, str]]:
             structure[name], values[name] = digest(graph_shape(path)), digest(graph_bytes(path))
         elif path.suffix == ".json" and "token" not in name:
             content = json.loads(path.read_text(encoding="utf-8").replace(str(root), "ROOT"))
-            structure[name], values[name] = digest(shape_of(content)), digest(comparable(content))
+            structure[name] = digest(shape_of(content))
+            values[name] = digest(comparable(content, guards))
         elif name == "recipe.yaml":
             values[name] = digest(recorded_lines(path).replace(str(root), "ROOT"))
     return {"structure": structure, "values": values}
@@ -203,19 +209,37 @@ def tensor_bytes(path: Path) -> bytes:
         return b"".join(kept.get_tensor(name).tobytes() for name in sorted(kept.keys()))
 
 
-def graph_shape(path: Path) -> list[Any]:
+def without_guard(path: Path) -> Any:
+    """The model of an ONNX file as it would be without the guard against negative ids."""
     import onnx
 
     model = onnx.load(path)
+    kept = [node for node in model.graph.node if not node.output[0].endswith(GUARD)]
+    for node in kept:
+        node.input[:] = [name.removesuffix(GUARD[1]) for name in node.input]
+    tensors = [tensor for tensor in model.graph.initializer if tensor.name not in GUARD_CONSTANTS]
+    for field, rest in ((model.graph.node, kept), (model.graph.initializer, tensors)):
+        rest = [type(one).FromString(one.SerializeToString()) for one in rest]
+        del field[:]
+        field.extend(rest)
+    return model
+
+
+def guard_mib(path: Path) -> tuple[float, float]:
+    """(size of an ONNX file, what the guard adds to it)."""
+    size, rest = path.stat().st_size, without_guard(path).ByteSize()
+    return size / 2**20, (size - rest) / 2**20
+
+
+def graph_shape(path: Path) -> list[Any]:
+    model = without_guard(path)
     nodes = [[n.op_type, n.domain, list(n.input), list(n.output)] for n in model.graph.node]
     tensors = [[t.name, t.data_type, list(t.dims)] for t in model.graph.initializer]
     return [[[o.domain, o.version] for o in model.opset_import], nodes, tensors]
 
 
 def graph_bytes(path: Path) -> bytes:
-    import onnx
-
-    model = onnx.load(path)
+    model = without_guard(path)
     kept = [entry for entry in model.metadata_props if entry.key not in NOT_COMPARED]
     del model.metadata_props[:]
     model.metadata_props.extend(kept)
@@ -232,11 +256,16 @@ def shape_of(content: Any) -> Any:
     return "number" if isinstance(content, int | float) else type(content).__name__
 
 
-def comparable(content: Any) -> Any:
+def comparable(content: Any, guards: dict[float, float] | None = None) -> Any:
+    """Without what tells nothing. guards: what the guard adds to ONNX files, by their sizes, in MiB."""
     if isinstance(content, dict):
-        sized = {key: content[key] - DIGEST_MIB for key in SIZES if isinstance(content.get(key), float)}
-        return {k: comparable(v) for k, v in (content | sized).items() if k not in NOT_COMPARED}
-    return [comparable(value) for value in content] if isinstance(content, list) else content
+        found = {key: content[key] for key in SIZES if isinstance(content.get(key), float)}
+        sized: dict[str, float] = {
+            key: content[key] - more for key, more in GUARD_NODES.items() if key in content
+        }
+        sized |= {key: size - (guards or {}).get(size, 0.0) - DIGEST_MIB for key, size in found.items()}
+        return {k: comparable(v, guards) for k, v in (content | sized).items() if k not in NOT_COMPARED}
+    return [comparable(value, guards) for value in content] if isinstance(content, list) else content
 
 
 def fingerprint() -> str:
