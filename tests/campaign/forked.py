@@ -173,9 +173,11 @@ def run(
         (place.root / name).write_bytes(b"")
     sys.stdout.flush()
     sys.stderr.flush()
+    usual = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # `listens_to` must not see a handler of ours
     pid = os.fork()
     if pid == 0:
         _be_the_command(call, place, before, argv)
+    signal.signal(signal.SIGTERM, usual)
     running = Running(pid, place)
     if disturb is not None:
         disturb(running)

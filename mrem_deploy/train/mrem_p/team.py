@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -226,7 +226,7 @@ def _serve(
     os.environ.update(place)
     with processes.obedient():
         report = _report_on(work, arguments)
-        with interrupt.held():
+        with interrupt.held(), suppress(BrokenPipeError):  # the launcher is dead: nobody wants the report
             sender.send_bytes(json.dumps([type(report).__name__, asdict(report)]).encode())
             sender.close()
     if isinstance(report, Failed | Stopped):

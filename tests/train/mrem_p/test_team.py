@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import team_jobs
 
 from mrem_deploy.base import processes
 from mrem_deploy.base.errors import UserError, WorkerFailed
+from mrem_deploy.train.mrem_p import team
 from mrem_deploy.train.mrem_p.meeting import FolderStore
 from mrem_deploy.train.mrem_p.team import launch
 
@@ -39,6 +41,17 @@ def test_a_refusal_does_not_wait_for_workers_that_never_look(monkeypatch: pytest
     monkeypatch.setattr(processes, "LEAVE_SECONDS", 0.5)
     with pytest.raises(UserError, match="the mistake"):
         launch(team_jobs.refuse_in_one, (), workers=2, max_restarts=3)
+
+
+def test_a_worker_whose_launcher_is_dead_ends_without_a_traceback() -> None:
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    worker = context.Process(target=team._serve, args=(sender, {}, os.getcwd, ()))
+    worker.start()
+    sender.close()
+    receiver.close()  # as the end of the launcher closes it
+    worker.join(PATIENCE)
+    assert worker.exitcode == 0
 
 
 # -- signals -------------------------------------------------------------------------------------------------
