@@ -26,6 +26,8 @@ sys.meta_path.insert(0, Disturber())
 if os.environ.get("SIGNAL_AT") == "the end":
     atexit.register(lambda: os.kill(os.getpid(), int(os.environ["SIGNAL"])))
 """
+# A run under nohup or from a shell's background ignores some of these, and child processes inherit that.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals of POSIX")
 
 
@@ -50,7 +52,7 @@ def disturbed(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]
             },
             capture_output=True,
             text=True,
-            preexec_fn=lambda: [signal.signal(one, handler) for one in (signal.SIGINT, signal.SIGTERM)],
+            preexec_fn=lambda: [signal.signal(one, handler) for one in SIGNALS],
         )
 
     return run
