@@ -129,11 +129,11 @@ demo: $(READY)
 test: $(READY)
 	$(PY) -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not gpu_compile and not jobs" $(PYTEST_ARGS)
 
-# With the newest Triton and with the one that PyTorch $(TORCH_VERSION) brings, in a folder of its own.
 # One at a time: each starts several processes itself.
 test-jobs: $(READY)
 	$(PY) -m pytest -m jobs tests/benchmarks tests/train/mrem_p $(PYTEST_ARGS)
 
+# With the newest Triton and with the one that PyTorch $(TORCH_VERSION) brings, in a folder of its own.
 gpu-compile: $(READY) build/triton-$(OTHER_TRITON)
 	MREM_OTHER_TRITON=$(abspath build/triton-$(OTHER_TRITON)) $(PY) -m pytest -m gpu_compile tests/kernels
 

@@ -12,6 +12,7 @@ pure function, so freezing gives exactly what the forward pass gave.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 import torch
@@ -95,7 +96,7 @@ def _reduce(x: torch.Tensor, per_channel: bool) -> torch.Tensor:
     return x.sum(dim=-1, keepdim=True) if per_channel else x.sum()
 
 
-class _ByThreshold(nn.Module):
+class _ByThreshold(nn.Module, ABC):
     """Codes by a threshold, which is a function of the weight, as the scale is; straight-through."""
 
     grid: Grid
@@ -104,8 +105,9 @@ class _ByThreshold(nn.Module):
         super().__init__()
         self.per_channel = per_channel
 
+    @abstractmethod
     def threshold_and_scale(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        raise NotImplementedError("a subclass has the formula")
+        """The formula: the threshold between codes, and the scale."""
 
     def weight_scale(self, weight: torch.Tensor) -> WeightScale:
         threshold, scale = self.threshold_and_scale(weight)

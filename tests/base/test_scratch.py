@@ -78,29 +78,41 @@ def test_what_looks_similar_stays(tmp_path: Path) -> None:
     ]
 
 
-def test_a_folder_that_is_swept_before_it_is_locked_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+BOTH = pytest.mark.parametrize(
+    ("owned", "sweep_all", "maker"),
+    [(owned_folder, sweep, "mkdtemp"), (owned_file, sweep_files, "mkstemp")],
+    ids=["folder", "file"],
+)
+
+
+@BOTH
+def test_what_is_swept_before_it_is_locked_is_made_again(
+    owned: Any, sweep_all: Any, maker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, swept = tempfile.mkdtemp, []
+    real, swept = getattr(tempfile, maker), []
 
-    def mkdtemp(*args: Any, **options: Any) -> str:
-        name = real(*args, **options)
+    def make(*args: Any, **options: Any) -> Any:
+        made = real(*args, **options)
         if not swept:
-            swept.append(name)
-            sweep(tmp_path, "x-")
-        return name
+            swept.append(made if maker == "mkdtemp" else made[1])
+            sweep_all(tmp_path, "x-")
+        return made
 
-    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
-    with owned_folder(tmp_path, "x-") as folder:
-        assert str(folder) not in swept
-        assert list(tmp_path.iterdir()) == [folder]
+    monkeypatch.setattr(tempfile, maker, make)
+    with owned(tmp_path, "x-") as path:
+        assert len(swept) == 1
+        assert str(path) not in swept
+        assert list(tmp_path.iterdir()) == [path]
 
 
-def test_without_locks_nobody_knows_who_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@BOTH
+def test_without_locks_nobody_knows_who_is_dead(
+    owned: Any, sweep_all: Any, maker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scratch, "HAS_LOCKS", False)
-    with owned_folder(tmp_path, "x-") as folder:
-        sweep(tmp_path, "x-")
-        assert folder.is_dir()
+    with owned(tmp_path, "x-") as path:
+        sweep_all(tmp_path, "x-")
+        assert path.exists()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -119,29 +131,3 @@ def test_a_file_is_left_alone_while_its_owner_lives(tmp_path: Path) -> None:
             [file, tmp_path / ".x.new-folder", tmp_path / ".x.new-link"]
         )
     assert not file.exists()
-
-
-def test_a_file_that_is_swept_before_it_is_locked_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, swept = tempfile.mkstemp, []
-
-    def mkstemp(*args: Any, **options: Any) -> tuple[int, str]:
-        handle, name = real(*args, **options)
-        if not swept:
-            swept.append(name)
-            sweep_files(tmp_path, "x-")
-        return handle, name
-
-    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
-    with owned_file(tmp_path, "x-") as file:
-        assert str(file) not in swept
-        assert list(tmp_path.iterdir()) == [file]
-
-
-def test_a_file_without_locks_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "HAS_LOCKS", False)
-    with owned_file(tmp_path, "x-") as file:
-        sweep_files(tmp_path, "x-")
-        assert file.exists()
-    assert list(tmp_path.iterdir()) == []

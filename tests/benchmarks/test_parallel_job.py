@@ -27,8 +27,7 @@ from mrem_deploy.base import cli
 from mrem_deploy.quant import artifact
 from mrem_deploy.walk import publishing
 
-pytestmark = pytest.mark.usefixtures("usual_signals")
-pytestmark = pytest.mark.jobs
+pytestmark = [pytest.mark.jobs, pytest.mark.usefixtures("usual_signals")]
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "helpers" / "faulty_job.py"
