@@ -3,138 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from collections import Counter
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 ir = pytest.importorskip("onnx_ir")
 
+from exported import (  # noqa: E402
+    BITS,
+    CLASSIFIER,
+    CLOSE,
+    frozen_model,
+    run,
+    session,
+    skeleton,
+    to_onnx,
+    torch_codes,
+    torch_outputs,
+    with_codes,
+)
 from quant_specs import SPECS  # noqa: E402
-from tiny_models import ARCHITECTURES, quantized_twin, tiny_batch, tiny_encoded, tiny_model  # noqa: E402
+from tiny_models import ARCHITECTURES, tiny_batch, tiny_encoded  # noqa: E402
 
-from mrem_deploy.base import cli  # noqa: E402
-from mrem_deploy.export import PROFILES, __main__, export_all, export_onnx, write  # noqa: E402
+from mrem_deploy.export import PROFILES, export_onnx, write  # noqa: E402
 from mrem_deploy.export.origin import Origin, origin_of  # noqa: E402
-from mrem_deploy.export.skeleton import Skeleton, trace  # noqa: E402
-from mrem_deploy.models.architectures import model_outputs  # noqa: E402
-from mrem_deploy.numerics import quantize  # noqa: E402
-from mrem_deploy.quant import artifact  # noqa: E402
-from mrem_deploy.quant.frozen import FixedScale, FrozenLinear, FrozenModel, build, freeze  # noqa: E402
-from mrem_deploy.quant.layers import Matmul  # noqa: E402
+from mrem_deploy.quant.frozen import FrozenModel  # noqa: E402
 from mrem_deploy.quant.spec import QuantSpec  # noqa: E402
-
-CLASSIFIER = "sequence-classification"
-BITS = {
-    "8-8-8": QuantSpec(8, 8, 8),
-    "4-4-8": QuantSpec(4, 4, 8),
-    "2-2-8": QuantSpec(2, 2, 8),
-    "2-2-4": QuantSpec(2, 2, 4),
-    "2-2-8 midrise": QuantSpec(2, 2, 8, weight_quantizer="midrise"),
-}
-# The largest difference by the order of float sums, without any code falling on the other side.
-CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-
-
-@cache
-def frozen_model(kind: str, head: str = CLASSIFIER, spec: QuantSpec | None = None) -> FrozenModel:
-    _, student = quantized_twin(tiny_model(kind, head), spec or BITS["4-4-8"])
-    return freeze(student, head)
-
-
-@cache
-def skeleton(kind: str, head: str) -> Skeleton:
-    """Tracing takes seconds, and the skeleton depends on neither bits nor profile: one serves all tests."""
-    return trace(frozen_model(kind, head))
-
-
-def to_onnx(frozen: FrozenModel, profile: str = "ort-cpu") -> Any:
-    """The exported model in memory."""
-    stored = skeleton(frozen.config.model_type, frozen.head)
-    return write.compact_proto(write.lowered(frozen, profile, skeleton=stored))
-
-
-@pytest.fixture
-def traces(monkeypatch: pytest.MonkeyPatch) -> list[FrozenModel]:
-    """Every call of `trace`, which gives the remembered skeleton."""
-    seen = []
-
-    def remembered(frozen: FrozenModel) -> Skeleton:
-        seen.append(frozen)
-        return skeleton(frozen.config.model_type, frozen.head)
-
-    monkeypatch.setattr(write, "trace", remembered)
-    return seen
-
-
-def session(model: Any, exact: bool = False) -> Any:
-    """At default options; `exact` without optimizations, which runs the standard operators as written."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    if exact:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(model.SerializeToString(), options)
-
-
-def run(model: Any, batch: dict[str, torch.Tensor], exact: bool = False) -> dict[str, np.ndarray]:
-    opened = session(model, exact)
-    feed = {entry.name: batch[entry.name].numpy() for entry in opened.get_inputs()}
-    names = [entry.name for entry in opened.get_outputs()]
-    return dict(zip(names, opened.run(names, feed), strict=True))
-
-
-def torch_outputs(frozen: FrozenModel, batch: dict[str, torch.Tensor]) -> list[np.ndarray]:
-    with torch.no_grad():
-        return [value.numpy() for value in model_outputs(build(frozen)(**batch))]
-
-
-def torch_codes(frozen: FrozenModel, batch: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """The integers that every quantizer of the torch model gives."""
-    model, codes = build(frozen), {}
-    names = {part: name for name, part in model.named_modules() if isinstance(part, FixedScale)}
-
-    def see(step: nn.Module, x: torch.Tensor) -> None:
-        if isinstance(step, FixedScale):
-            codes[names[step]] = quantize(x, step.scale, step.grid).numpy()
-
-    for part in model.modules():
-        if isinstance(part, FixedScale):  # of q, k and v: called as a module
-            part.register_forward_pre_hook(lambda step, args: see(step, args[0]))
-        if isinstance(part, FrozenLinear):
-            part.register_forward_pre_hook(lambda linear, args: see(linear.input_quantizer, args[0]))
-        if isinstance(part, Matmul):
-            part.register_forward_pre_hook(lambda product, args: see(product.left, args[0]))
-            part.register_forward_pre_hook(lambda product, args: see(product.right, args[1]))
-    with torch.no_grad():
-        model(**batch)
-    return codes
-
-
-def with_codes(model: Any, frozen: FrozenModel) -> tuple[Any, dict[str, str]]:
-    """The model with every quantizer's integers, as its product reads them, among the outputs."""
-    model = onnx.ModelProto.FromString(model.SerializeToString())
-    values = {name for node in model.graph.node for name in node.output}
-    types = {i.name: i.data_type for i in model.graph.initializer}
-    asked = {}
-    for step in frozen.scales:
-        if f"{step}.codes" not in values:
-            continue
-        moved = sorted(name for name in values if name.startswith(f"{step}.moved."))
-        asked[step] = moved[-1] if moved else f"{step}.codes"
-        quantizer = next(node for node in model.graph.node if f"{step}.codes" in node.output)
-        model.graph.output.append(
-            onnx.helper.make_tensor_value_info(asked[step], types[quantizer.input[2]], None)
-        )
-    return model, asked
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -396,105 +296,3 @@ def test_large_models_put_their_tensors_beside_the_graph(
     came = opened.run(None, {entry.name: batch[entry.name].numpy() for entry in opened.get_inputs()})[0]
     np.testing.assert_allclose(came, torch_outputs(frozen, batch)[0], **CLOSE)
     monkeypatch.undo()
-
-
-# -- the verb ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def result_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("result")
-    frozen_model("bert").save(folder)
-    return folder
-
-
-@pytest.mark.usefixtures("traces")
-def test_the_verb_writes_the_profiles_file(result_folder: Path, tmp_path: Path, capsys: Any) -> None:
-    assert (
-        cli.run(__main__.main, [str(result_folder), "--profile", "int8", "--out", str(tmp_path / "a.onnx")])
-        == 0
-    )
-    assert onnx.load(tmp_path / "a.onnx").producer_name == "mrem_deploy"
-    assert "a.onnx" in capsys.readouterr().out
-    assert cli.run(__main__.main, [str(result_folder)]) == 0
-    assert (result_folder / "model.onnx").is_file()
-
-
-def test_one_trace_serves_every_profile(tmp_path: Path, traces: list[FrozenModel]) -> None:
-    frozen = frozen_model("bert", CLASSIFIER, QuantSpec(2, 2, 8))
-    stored = skeleton("bert", CLASSIFIER)
-    before = ir.to_proto(stored.model).SerializeToString()
-    paths = export_all(frozen, tmp_path, tuple(PROFILES))
-    assert len(traces) == 1
-    assert [path.name for path in paths] == [profile.file for profile in PROFILES.values()]
-    assert ir.to_proto(stored.model).SerializeToString() == before, "lowering works on a copy"
-
-
-def test_a_shared_trace_writes_the_same_bytes_as_one_for_each_file(tmp_path: Path) -> None:
-    frozen = frozen_model("bert", "question-answering", QuantSpec(4, 4, 8))
-    names = ("int8", "ort-cpu")
-    for path, name in zip(export_all(frozen, tmp_path, names), names, strict=True):
-        alone = export_onnx(frozen, tmp_path / "alone.onnx", name)
-        assert path.read_bytes() == alone.read_bytes(), name
-
-
-def test_the_verb_writes_several_profiles(
-    result_folder: Path, traces: list[FrozenModel], capsys: Any
-) -> None:
-    assert cli.run(__main__.main, [str(result_folder), "--profile", "int8, qdq,int8"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines] == [
-        str(result_folder / PROFILES[name].file) for name in ("int8", "qdq")
-    ]
-    assert len(traces) == 1
-
-
-def test_help_loads_neither_torch_nor_onnx() -> None:
-    code = (
-        "import sys; from mrem_deploy.export.__main__ import build_parser; build_parser().format_help(); "
-        "print({'torch', 'onnx', 'onnx_ir', 'transformers', 'numpy'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
-
-
-def _truncate(folder: Path) -> None:
-    path = folder / artifact.TENSORS
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def _newer(folder: Path) -> None:
-    path = folder / artifact.MANIFEST
-    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 99'))
-
-
-BAD = {
-    "unknown profile": (lambda folder: None, ["--profile", "tpu"], "no export profile 'tpu'"),
-    "one file for two profiles": (
-        lambda folder: None,
-        ["--profile", "qdq,int8", "--out", "a.onnx"],
-        "--out names one file",
-    ),
-    "opset too old for the second": (
-        lambda folder: None,
-        ["--profile", "int8,qdq", "--opset", "18"],
-        "profile qdq cannot be written at opset 18",
-    ),
-    "opset too old": (lambda folder: None, ["--opset", "13"], "cannot be written at opset 13"),
-    "opset from the future": (lambda folder: None, ["--opset", "99"], "cannot be written at opset 99"),
-    "truncated tensors": (_truncate, [], "cannot be read"),
-    "newer format": (_newer, [], "version 99"),
-    "not ours": (lambda folder: (folder / artifact.MANIFEST).unlink(), [], "is not a quantized model"),
-}
-
-
-@pytest.mark.parametrize(("damage", "more", "message"), BAD.values(), ids=BAD.keys())
-def test_bad_input_leaves_no_file(
-    damage: Any, more: list[str], message: str, tmp_path: Path, capsys: Any
-) -> None:
-    frozen_model("bert").save(tmp_path)
-    damage(tmp_path)
-    before = sorted(tmp_path.iterdir())
-    assert cli.run(__main__.main, [str(tmp_path), *more]) == cli.EXIT_USER_ERROR
-    assert message in capsys.readouterr().err
-    assert sorted(tmp_path.iterdir()) == before

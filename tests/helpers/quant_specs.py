@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+from torch import nn
+
 from mrem_deploy.quant.spec import QuantSpec
 
 SPECS = {
@@ -30,3 +33,8 @@ SPECS = {
     "4-2-8 midrise": QuantSpec(4, 2, 8, weight_quantizer="midrise"),
     "2-4-32 midrise": QuantSpec(2, 4, 32, weight_quantizer="midrise"),
 }
+
+
+def plain(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return module(weight)

@@ -2,133 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
+from quant_specs import plain
 from torch import nn
 
-from mrem_deploy.kernels import fake_quant
-from mrem_deploy.numerics import Grid, activation_grid, asymmetric_grid, symmetric_grid
 from mrem_deploy.quant.quantizers import (
     LAQ,
-    LAQ_ITERATIONS,
     TWN,
     LearnedScale,
     Midrise,
     make_weight_quantizer,
-    search_scale,
 )
 from mrem_deploy.quant.spec import USUAL_QUANTIZERS, QuantSpec, WeightSpec
-
-GRIDS = [
-    symmetric_grid(3),
-    activation_grid(8),
-    activation_grid(4),
-    asymmetric_grid(8, 17),
-    asymmetric_grid(4, 0),
-]
-
-
-def plain(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return module(weight)
-
-
-# Learned step (LSQ)
-
-
-def test_lsq_symmetric_by_hand() -> None:
-    x = torch.tensor(
-        [-9.0, -1.75, -0.25, 0.0, 0.25, 0.75, 1.25, 9.0]
-    )  # with s = ½: −18, −3.5, −.5, 0, .5, 1.5, 2.5, 18
-    came = fake_quant(x, torch.tensor(0.5), symmetric_grid(4))
-    assert came.tolist() == [-3.5, -2.0, 0.0, 0.0, 0.0, 1.0, 1.0, 3.5]
-
-
-def test_lsq_asymmetric_by_hand() -> None:
-    x = torch.tensor(
-        [-1.0, -0.5, -0.25, 0.25, 0.75, 6.5, 7.0]
-    )  # with s = ½ and z = 1: codes −1, 0, 1, 1, 3, 14, 15
-    came = fake_quant(x, torch.tensor(0.5), asymmetric_grid(4, 1))
-    assert came.tolist() == [-0.5, -0.5, 0.0, 0.0, 1.0, 6.5, 7.0]
-    assert fake_quant(torch.tensor([7.5]), torch.tensor(0.5), asymmetric_grid(4, 1)).tolist() == [7.0]
-
-
-def test_lsq_gradients_by_hand() -> None:
-    x = torch.tensor([-9.0, 0.3, 1.6, 9.0], dtype=torch.float64, requires_grad=True)
-    scale = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
-    fake_quant(x, scale, symmetric_grid(4)).backward(
-        torch.tensor([1.0, 10.0, 100.0, 1000.0], dtype=torch.float64)
-    )
-    assert x.grad is not None
-    assert scale.grad is not None
-    assert x.grad.tolist() == [0.0, 10.0, 100.0, 0.0]
-    # −7·1 (saturated) + (1 − 0.6)·10 + (3 − 3.2)·100 + 7·1000 (saturated)
-    assert scale.grad.item() == pytest.approx(-7 + 4 - 20 + 7000, abs=1e-9)
-
-
-@pytest.mark.parametrize("grid", GRIDS)
-def test_lsq_gradients_against_finite_differences(grid: Grid) -> None:
-    """The surrogate holds the rounding fixed: x̂ = s·(x/s + r) inside, with r = round(x/s) − x/s as it
-    is at this point, and s·(end − z) outside. It equals the quantizer here and is smooth, so central
-    differences of it are the gradients that LSQ defines."""
-    generator = torch.Generator().manual_seed(0)
-    scale0 = torch.tensor(0.13, dtype=torch.float64)
-    low, high = grid.low - grid.zero_point, grid.high - grid.zero_point
-    # Wide enough to saturate at both ends.
-    x0 = (torch.rand(200, generator=generator, dtype=torch.float64) * 1.5 - 0.25) * (high - low) + low
-    x0 = x0 * scale0
-    ratio = x0 / scale0
-    held = ratio.round() - ratio
-    inside = (ratio.round() >= low) & (ratio.round() <= high)
-    assert bool(inside.any())
-    assert bool((ratio.round() < low).any())
-    assert bool((ratio.round() > high).any())
-    weights = torch.randn(200, generator=generator, dtype=torch.float64)
-
-    def surrogate(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-        # x/s enters the rounded value as x/s + r, and x̂ = s·(x/s + r) = x + s·r: LSQ differentiates
-        # the rounding straight through, d round(x/s) = d(x/s).
-        return torch.where(inside, x + s * held, s * ratio.clamp(low, high))
-
-    x, scale = x0.clone().requires_grad_(), scale0.clone().requires_grad_()
-    out = fake_quant(x, scale, grid)
-    torch.testing.assert_close(out, surrogate(x0, scale0), rtol=0, atol=1e-12)
-    (out * weights).sum().backward()
-    assert x.grad is not None
-    assert scale.grad is not None
-    eps = 1e-6
-    up, down = (surrogate(x0, scale0 + d) for d in (eps, -eps))
-    numeric = ((up - down) * weights).sum() / (2 * eps)
-    assert scale.grad.item() == pytest.approx(numeric.item(), rel=1e-6)
-    numeric_x = (surrogate(x0 + eps, scale0) - surrogate(x0 - eps, scale0)) * weights / (2 * eps)
-    torch.testing.assert_close(x.grad, numeric_x, rtol=1e-6, atol=1e-8)
-
-
-def test_a_step_is_learned_by_its_logarithm() -> None:
-    step = LearnedScale(torch.tensor(0.5, dtype=torch.float64), symmetric_grid(4))
-    step(torch.tensor([9.0], dtype=torch.float64)).sum().backward()  # d/ds = 7, so d/d(log s) = 7·s
-    assert step.log_scale.grad is not None
-    assert step.log_scale.grad.item() == pytest.approx(3.5, rel=1e-12)
-
-
-def test_a_scale_per_channel_collects_only_its_own_row() -> None:
-    scale = torch.tensor([[0.5], [2.0]], dtype=torch.float64, requires_grad=True)
-    x = torch.tensor([[9.0, 9.0], [-99.0, 2.0]], dtype=torch.float64)
-    fake_quant(x, scale, symmetric_grid(4)).sum().backward()
-    assert scale.grad is not None
-    assert scale.grad.tolist() == [[14.0], [-7.0]]  # 7 + 7, and −7 + (1 − 1)
-
-
-def test_no_gradient_is_made_that_nobody_asked_for() -> None:
-    scale = torch.tensor(0.5, requires_grad=True)
-    fake_quant(torch.ones(3), scale, symmetric_grid(4)).sum().backward()  # x needs none
-    x = torch.ones(3, requires_grad=True)
-    fake_quant(x, torch.tensor(0.5), symmetric_grid(4)).sum().backward()  # the scale needs none
-    assert x.grad is not None
-    assert scale.grad is not None
-
 
 # TWN
 
@@ -260,126 +146,6 @@ def test_a_weight_on_the_midrise_grid_keeps_its_codes() -> None:
     assert torch.equal(plain(module, plain(module, weight)), weight)
 
 
-# LAQ
-
-
-def least_alpha(weight: torch.Tensor, codes: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
-    return (curvature * weight * codes).sum() / (curvature * codes * codes).sum()
-
-
-def best_of_all(weight: torch.Tensor, curvature: torch.Tensor, grid: Grid) -> tuple[float, torch.Tensor]:
-    """Brute force: every assignment of codes with its best α > 0; the least weighted error."""
-    choices = torch.tensor(list(itertools.product(range(grid.low, grid.high + 1), repeat=weight.numel())))
-    codes = choices.to(weight.dtype)
-    norm = (codes * codes * curvature).sum(1)
-    dot = (codes * weight * curvature).sum(1)
-    alpha = torch.where(dot > 0, dot / norm.clamp(min=1e-300), 0.0)
-    error = (curvature * (weight - alpha[:, None] * codes).square()).sum(1)
-    best = int(error.argmin())
-    return float(error[best]), codes[best]
-
-
-def weighted_error(module: LAQ, weight: torch.Tensor, curvature: torch.Tensor) -> float:
-    return float((curvature * (weight - plain(module, weight)).square()).sum())
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_laq_is_near_the_best_of_all_codes(seed: int) -> None:
-    """3 bits and 4 weights leave 2,401 assignments. Alternation finds a local optimum; on these it is
-    within a tenth of the weight's own size of the best one, and its codes and α agree with each other."""
-    generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn(4, generator=generator, dtype=torch.float64)
-    grid, ones = symmetric_grid(3), torch.ones(4, dtype=torch.float64)
-    module = LAQ(weight, grid, per_channel=False)
-    least, _ = best_of_all(weight, ones, grid)
-    came = weighted_error(module, weight, ones)
-    assert came >= least - 1e-12
-    assert came <= least + 0.01 * float(weight.square().sum())
-
-
-def test_laq_finds_codes_and_scale_of_a_weight_on_the_grid() -> None:
-    """Here the brute-force optimum is exact: error 0, codes 3, −2, 0, 1 and α = 0.25."""
-    codes = torch.tensor([3.0, -2.0, 0.0, 1.0], dtype=torch.float64)
-    weight = 0.25 * codes
-    least, best = best_of_all(weight, torch.ones(4, dtype=torch.float64), symmetric_grid(3))
-    assert least == 0.0
-    assert best.tolist() == codes.tolist()
-    came, alpha = LAQ(weight, symmetric_grid(3), per_channel=False).codes_and_scale(weight)
-    assert came.tolist() == codes.tolist()
-    assert alpha.item() == 0.25
-
-
-@pytest.mark.parametrize("curvature", ["identity", "adam"])
-@pytest.mark.parametrize("per_channel", [False, True])
-def test_laq_alternation_step_by_step(curvature: str, per_channel: bool) -> None:
-    """The definition written out slowly: b = clamp(round(w/α)), α = ΣDwb/ΣDb², a fixed number of times."""
-    generator = torch.Generator().manual_seed(1)
-    weight = torch.randn(3, 5, generator=generator, dtype=torch.float64)
-    diagonal = torch.rand(3, 5, generator=generator, dtype=torch.float64) + 0.1
-    module = LAQ(weight, symmetric_grid(4), per_channel, curvature)
-    if curvature == "adam":
-        module.diagonal.copy_(diagonal)
-    else:
-        diagonal = torch.ones_like(weight)
-    groups = (
-        [[(r, c) for c in range(5)] for r in range(3)]
-        if per_channel
-        else [[(r, c) for r in range(3) for c in range(5)]]
-    )
-    start = module.start.reshape(-1)
-    codes, alpha = module.codes_and_scale(weight)
-    for number, group in enumerate(groups):
-        w = [weight[i].item() for i in group]
-        d = [diagonal[i].item() for i in group]
-        a = start[number].item() * sum(abs(v) for v in w) / len(w)
-        for _ in range(LAQ_ITERATIONS):
-            b = [max(-7, min(7, round(v / a))) for v in w]  # Python rounds half to even, too
-            a = sum(x * y * z for x, y, z in zip(d, w, b, strict=True)) / sum(
-                x * y * y for x, y in zip(d, b, strict=True)
-            )
-        assert alpha.reshape(-1)[number].item() == pytest.approx(a, rel=1e-12)
-        assert [codes[i].item() for i in group] == [max(-7, min(7, round(v / a))) for v in w]
-
-
-def test_curvature_pulls_the_scale_towards_the_weights_that_matter() -> None:
-    weight = torch.tensor([1.0, 0.43, -0.71, 0.05, 0.29], dtype=torch.float64)
-    module = LAQ(weight, symmetric_grid(3), per_channel=False, curvature="adam")
-    before, _ = module.codes_and_scale(weight), module.diagonal.fill_(1.0)
-    module.diagonal[1] = 1000.0
-    after = plain(module, weight)
-    identity = LAQ(weight, symmetric_grid(3), per_channel=False)
-    assert torch.equal(before[0] * before[1], plain(identity, weight))  # D = 1 is the identity
-    assert abs(after[1] - weight[1]) < abs(plain(identity, weight)[1] - weight[1])
-    codes, alpha = module.codes_and_scale(weight)
-    assert alpha.item() == pytest.approx(least_alpha(weight, codes, module.diagonal).item(), rel=1e-12)
-
-
-@pytest.mark.parametrize("curvature", ["identity", "adam"])
-@pytest.mark.parametrize("per_channel", [False, True])
-def test_laq_of_zeros_is_zero_with_a_valid_step(per_channel: bool, curvature: str) -> None:
-    # The padding row of a word embedding is all zeros in most checkpoints.
-    weight = torch.zeros(2, 3)
-    codes, alpha = LAQ(weight, symmetric_grid(4), per_channel, curvature).codes_and_scale(weight)
-    assert codes.abs().sum() == 0
-    assert bool((alpha > 0).all())
-    assert bool(alpha.isfinite().all())
-
-
-def test_laq_zero_row_does_not_disturb_its_neighbours() -> None:
-    weight = torch.tensor([[0.0, 0.0, 0.0], [0.7, -0.2, 0.1]], dtype=torch.float64)
-    codes, alpha = LAQ(weight, symmetric_grid(4), per_channel=True).codes_and_scale(weight)
-    assert codes.tolist() == [[0, 0, 0], [7, -2, 1]]
-    assert alpha[1].item() == pytest.approx(0.1, rel=1e-12)
-
-
-def test_laq_does_not_drift_when_it_is_called_again() -> None:
-    weight = torch.randn(6, 7, generator=torch.Generator().manual_seed(2))
-    module = LAQ(weight, symmetric_grid(4), per_channel=False)
-    first, second = module.codes_and_scale(weight), module.codes_and_scale(weight)
-    assert torch.equal(first[0], second[0])
-    assert torch.equal(first[1], second[1])
-
-
 # What holds for all of them
 
 
@@ -495,42 +261,3 @@ def test_two_bit_quantizers_are_for_the_embedding_too(
     spec = QuantSpec(*bits, 8, weight_quantizer=asked)
     assert spec.linear("a").kind == linear
     assert spec.embedding("b").kind == embedding
-
-
-# The search for a first step
-
-
-def error_of(x: torch.Tensor, scale: torch.Tensor, grid: Grid) -> float:
-    return float((fake_quant(x, scale, grid) - x).square().sum())
-
-
-@pytest.mark.parametrize("grid", GRIDS)
-def test_the_search_beats_its_neighbours(grid: Grid) -> None:
-    x = torch.randn(500, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
-    if not grid.signed:
-        x = nn.functional.gelu(x)  # what such grids are for
-    scale = search_scale(x, grid)
-    assert error_of(x, scale, grid) <= 1.02 * min(error_of(x, scale * f, grid) for f in (0.5, 0.8, 1.25, 2.0))
-
-
-def test_the_search_gives_up_a_giant_value_when_that_is_better() -> None:
-    # One weight in 10,000 at 60 standard deviations: a step that reaches it would round the others to 0.
-    x = torch.randn(10_000, generator=torch.Generator().manual_seed(7))
-    x[0] = 60.0
-    assert float(search_scale(x, symmetric_grid(4))) < 60.0 / 7 / 4
-
-
-def test_the_search_by_rows_is_the_search_of_each_row() -> None:
-    # 1,030 rows are searched in three pieces; the last has 6.
-    x = torch.randn(1030, 5, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
-    x[3] = 0.0
-    together = search_scale(x, symmetric_grid(4), per_channel=True)
-    assert together.shape == (1030, 1)
-    for row in (0, 3, 511, 512, 1029):
-        assert (
-            together[row].item() == search_scale(x[row : row + 1], symmetric_grid(4), per_channel=True).item()
-        )
-
-
-def test_the_step_of_zeros_is_positive() -> None:
-    assert float(search_scale(torch.zeros(4), symmetric_grid(8))) > 0
