@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mrem_deploy.base import digests
 from mrem_deploy.base.errors import UserError
@@ -14,6 +15,7 @@ from mrem_deploy.base.strict_json import read_object
 from mrem_deploy.deploy.runtime import missing_packages
 from mrem_deploy.evaluate.examples import EXAMPLES, read_examples
 from mrem_deploy.export.origin import origin_of
+from mrem_deploy.export.profiles import PROFILES
 from mrem_deploy.models import gate
 from mrem_deploy.models.loading import TOKENIZER_FILES
 from mrem_deploy.quant.artifact import MANIFEST, TENSORS
@@ -23,6 +25,9 @@ from mrem_deploy.result.history import HISTORY
 from mrem_deploy.result.metrics import METRICS
 from mrem_deploy.train.checkpoint import IDENTITY, MARKER, identity_digest
 from mrem_deploy.train.checkpoint_file import START_OVER, read_checkpoint
+
+if TYPE_CHECKING:
+    from mrem_deploy.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,9 @@ def _result_checks(folder: Path) -> Iterator[Check]:
             yield Check(name, "readable", _problems(reader, folder))
     for path in sorted(folder.glob("*.onnx")):
         yield _onnx_check(path, frozen)
+    for name in _exported(folder):
+        if not (folder / name).exists():
+            yield Check(name, "there", (f"{name} is missing; the run that wrote this folder exported it",))
 
 
 def _problems(read: Callable[[Path], object], folder: Path) -> tuple[str, ...]:
@@ -81,10 +89,25 @@ def _problems(read: Callable[[Path], object], folder: Path) -> tuple[str, ...]:
     return ()
 
 
-def _read_recipe(folder: Path) -> None:
+def _read_recipe(folder: Path) -> Recipe:
     from mrem_deploy.recipe import from_yaml, make_recipe
 
-    make_recipe(from_yaml(folder / RECIPE))
+    return make_recipe(from_yaml(folder / RECIPE))
+
+
+def _exported(folder: Path) -> list[str]:
+    """The ONNX files that the run has written, as far as metrics.json and recipe.yaml can be read."""
+    reported, asked = None, ""
+    with suppress(UserError):
+        reported = Metrics.read(folder).onnx
+    with suppress(UserError):
+        asked = _read_recipe(folder).export
+    names = [name.strip() for name in asked.split(",")]
+    return [
+        profile.file
+        for profile in PROFILES.values()
+        if profile.name in names or (reported is not None and reported.file == profile.file)
+    ]
 
 
 def _model_check(folder: Path) -> tuple[FrozenModel | None, Check]:

@@ -21,6 +21,7 @@ from mrem_deploy.export.origin import FILE, RESULT, origin_of, seal
 from mrem_deploy.quant.artifact import CONFIG, MANIFEST, TENSORS
 from mrem_deploy.quant.frozen import FrozenModel, freeze
 from mrem_deploy.quant.spec import QuantSpec
+from mrem_deploy.result import RECIPE, Metrics, Onnx
 from mrem_deploy.train.checkpoint import CheckpointStore
 
 HEAD = "sequence-classification"
@@ -82,6 +83,32 @@ def test_a_whole_result(result: Path, verify: Verify) -> None:
         assert word in told
     assert "DAMAGED" not in told
     assert {path.name: path.read_bytes() for path in result.iterdir()} == before
+
+
+@pytest.mark.parametrize("missing", ["model.onnx", "model_int8.onnx"])
+def test_an_onnx_file_that_the_run_wrote_is_missing(result: Path, verify: Verify, missing: str) -> None:
+    Metrics(onnx=Onnx(file="model.onnx", profile="ort-cpu")).write(result)
+    (result / RECIPE).write_text("model: m\ntask: t\ndata: d\nout: o\nexport: ort-cpu, int8\n")
+    shutil.copy(result / "model.onnx", result / "model_int8.onnx")
+    assert verify(result)[0] == 0
+    (result / missing).unlink()
+    code, told = verify(result)
+    assert code == 1
+    assert f"{missing} is missing" in told
+
+
+def test_a_result_that_never_had_an_onnx_file(result: Path, verify: Verify) -> None:
+    Metrics().write(result)
+    (result / "model.onnx").unlink()
+    assert verify(result)[0] == 0
+
+
+@pytest.mark.parametrize("file", [5, ["model.onnx"], "../model.onnx", "", "\ud800"])
+def test_metrics_that_name_no_file_of_ours(result: Path, verify: Verify, file: object) -> None:
+    (result / "metrics.json").write_text(json.dumps({"onnx": {"file": file}}))
+    code, told = verify(result)
+    assert code in (0, 1)
+    assert "is missing" not in told
 
 
 @pytest.mark.parametrize("name", [TENSORS, MANIFEST, CONFIG, "model.onnx", "tokenizer.json"])
