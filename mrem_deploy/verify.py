@@ -2,8 +2,8 @@
 
 Checks the SHA-256 of every tensor, of config.json and of the manifest, the ranges of scales, zero points and
 codes, the ONNX files next to them (all there, unchanged, and exported from this result) and, where a run
-was interrupted, its checkpoints. It changes nothing. Exit code 0: all is well; 1: something is damaged; 2: wrong
-options, or no such folder.
+was interrupted, its checkpoints. It changes nothing. Exit code 0: all is well; 1: something is damaged;
+2: wrong options, or no such folder.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tests.campaign import page
 from tests.campaign.__main__ import main
 from tests.campaign.cases import FAULTS, KINDS, Case, Outcome, all_cases, read_log
 from tests.campaign.interruptions import continuing_argv
-from tests.campaign.mutations import mutate
+from tests.campaign.mutations import mutate, same_content
 from tests.campaign.workshop import stages_in
 
 SCRIPT = Path(__file__).parent / "helpers" / "planted_faults.py"
@@ -51,6 +51,22 @@ def noticed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 )
 def test_a_planted_fault_is_noticed(noticed: dict[str, Any], program: str, fault: str) -> None:
     assert list(noticed[program]) == [fault]
+
+
+def test_the_order_of_a_header_is_no_damage(tmp_path: Path) -> None:
+    ones, twos = np.ones(3, "f4"), np.full(3, 2, "f4")
+    written = {"a": ({"x": ones, "y": twos}, "1"), "b": ({"y": twos, "x": ones}, "1"),
+               "value": ({"x": ones, "y": ones}, "1"), "about": ({"x": ones, "y": twos}, "2")}  # fmt: skip
+    for name, (tensors, note) in written.items():
+        save_file(tensors, tmp_path / f"{name}.safetensors", metadata={"note": note, "more": "m"})
+    (tmp_path / "cut.safetensors").write_bytes(b"12")
+    (tmp_path / "cut too.safetensors").write_bytes(b"123")
+    equal = {
+        name for name in ("a", "b", "value", "about", "cut", "gone")
+        if same_content(tmp_path / "a.safetensors", tmp_path / f"{name}.safetensors")
+    }  # fmt: skip
+    assert equal == {"a", "b"}
+    assert not same_content(tmp_path / "cut.safetensors", tmp_path / "cut too.safetensors")
 
 
 @pytest.mark.parametrize("program", ["refuse", "obey_sigterm", "same tensor"])

@@ -187,8 +187,9 @@ def _checkpoint_check(path: Path, run: str | None) -> Check:
         tensors, metadata = read_checkpoint(path)
     except UserError as error:
         return Check(what, "readable", (error.problem,))
-    if not digests.has_digests(metadata):
-        return Check(what, f"{len(tensors)} tensors: readable; an earlier release wrote it, without SHA-256")
-    stranger = run is not None and metadata.get(IDENTITY) != run
-    findings = (f"{path.name} was written by another run than {MARKER} names",) if stranger else ()
+    findings: tuple[str, ...] = ()
+    if IDENTITY not in metadata or not digests.has_digests(metadata):
+        findings = (f"{path.name} lacks its digests; an earlier release wrote it, or it was changed",)
+    elif run is not None and metadata[IDENTITY] != run:
+        findings = (f"{path.name} was written by another run than {MARKER} names",)
     return Check(what, f"{len(tensors)} tensors: SHA-256, types and shapes, and the run", findings)

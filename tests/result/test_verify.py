@@ -11,6 +11,8 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from tiny_bert import save_tiny_bert
 from tiny_models import tiny_pair
 from tiny_onnx import save_tiny_onnx
@@ -231,6 +233,17 @@ def test_a_checkpoint_of_another_run(work: Path, verify: Verify) -> None:
     code, told = verify(work)
     assert code == 1
     assert "module-1.safetensors was written by another run than run.json names" in told
+
+
+@pytest.mark.parametrize("dropped", [("identity",), ("sha256", "tensors"), ("identity", "sha256", "tensors")])
+def test_a_checkpoint_without_its_digests(work: Path, verify: Verify, dropped: tuple[str, ...]) -> None:
+    path = work / "module-1.safetensors"
+    with safe_open(path, "pt") as file:
+        about = {key: value for key, value in file.metadata().items() if key not in dropped}
+    save_file({"a": torch.zeros(3)}, path, metadata=about)
+    code, told = verify(work)
+    assert code == 1
+    assert "module-1.safetensors" in told.split("DAMAGED")[1]
 
 
 def test_checkpoints_next_to_a_result(result: Path, work: Path, verify: Verify) -> None:
