@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.base.files import explained, is_mount_point
+from mrem_deploy.base.files import explained, is_in_lower_layer, is_mount_point
 from mrem_deploy.base.options import flag
 from mrem_deploy.base.outside import path_of, shown
 from mrem_deploy.base.progress import say
@@ -100,6 +100,12 @@ def check_out(out: str, sources: Mapping[str, str | None], marker: str, overwrit
     with explained(folder):
         existing = next(parent for parent in folder.parents if parent.exists())
         tempfile.TemporaryFile(dir=existing).close()  # has no name, so that a kill leaves nothing
+        if is_in_lower_layer(folder):
+            raise UserError(
+                f"--out {folder} came with the image of this container; the result replaces its folder as a "
+                "whole, and this one cannot be replaced",
+                "remove it first, or give another folder",
+            )
     return folder
 
 

@@ -102,7 +102,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 def _put_in_place(new: Path, path: Path) -> None:
     """Let the folder `new` take the place of `path`. The earlier one may then be under either other name."""
-    if path.exists() and _exchange(new, path):
+    if path.exists() and (_exchange(new, path) or _onto_empty(new, path)):
         return
     old = new.with_name(new.name.replace(".new-", ".old-"))
     try:
@@ -133,16 +133,50 @@ def _exchange(one: Path, other: Path) -> bool:
     return renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0
 
 
+def _onto_empty(new: Path, path: Path) -> bool:
+    """Put a folder in the place of an empty one, even one that cannot be renamed; False if not empty."""
+    if os.name != "posix" or not path.is_dir() or any(path.iterdir()):
+        return False
+    os.rename(new, path)
+    return True
+
+
 def is_mount_point(folder: Path) -> bool:
     """Whether another file system, or another folder, is mounted there: then it cannot be renamed."""
     if os.path.ismount(folder):
         return True
-    try:  # Linux also lists folders that are mounted from the same file system
-        mounts = Path("/proc/self/mountinfo").read_bytes().split(b"\n")
-    except OSError:
-        return False
     name = re.sub(rb"[ \t\n\\]", lambda found: b"\\%03o" % found[0][0], os.fsencode(folder.resolve()))
-    return any(line.split(b" ")[4:5] == [name] for line in mounts)
+    return any(mount[4:5] == [name] for mount in _mounts())
+
+
+def _mounts() -> list[list[bytes]]:
+    """The fields of every line of proc(5) mountinfo: folders mounted from the same file system are in it."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except OSError:
+        return []
+    return [line.split(b" ") for line in lines]
+
+
+def is_in_lower_layer(folder: Path) -> bool:
+    """Whether a folder that is not empty comes with a container's image: then it cannot be renamed.
+
+    Such a file system lays a layer that can be written over others. It is asked by a rename that is never
+    done, because the other folder is not empty.
+    """
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return False
+    device = os.stat(folder).st_dev
+    place = b"%d:%d" % (os.major(device), os.minor(device)) if hasattr(os, "major") else b""
+    if not any(mount[2:3] == [place] and b"overlay" in mount[-3] for mount in _mounts()):
+        return False
+    with owned_folder(folder.parent, _unfinished(folder)) as other:
+        (other / "taken").touch()
+        try:
+            os.rename(folder, other)
+        except OSError as error:
+            return error.errno == errno.EXDEV
+    return False
 
 
 def check_folder(out: str | None) -> Path | None:

@@ -278,6 +278,59 @@ def test_a_mounted_folder_is_known(tmp_path: Path, kind: str, name: str) -> None
     assert done.stdout == "True\n", done.stderr
 
 
+LAYERS = """
+mount -t tmpfs none "$1" && cd "$1" && mkdir lower upper merged
+mkdir -p lower/full lower/empty lower/.full.work upper/layer upper/work
+touch lower/full/a.txt lower/.full.work/run.json lower/.full.work/one.safetensors
+mount -t overlay overlay -o "lowerdir=lower,upperdir=upper/layer,workdir=upper/work$4" merged || exit 77
+exec "$2" -c "$3" "$1/merged"
+"""
+IN_LAYERS = """
+import json, sys
+from pathlib import Path
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.files import atomic_folder, is_in_lower_layer
+from mrem_deploy.base.resuming import discard, work_folder
+from mrem_deploy.preflight import check_out
+
+root = Path(sys.argv[1])
+(root / "new" / "deep").mkdir(parents=True)
+found = [name for name in ("full", "empty", "new", "none") if is_in_lower_layer(root / name)]
+try:
+    check_out(str(root / "full"), {}, "a.txt")
+    refused = ""
+except UserError as error:
+    refused = str(error)
+for name in ("empty", "new", "none"):
+    with atomic_folder(root / name) as new:
+        (new / "b.txt").write_text(name)
+discard(work_folder(root / "full"))
+after = sorted(str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir())
+print(json.dumps([found, refused, after, sorted(path.name for path in root.iterdir())]))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="layers are mounted as on Linux")
+def test_a_folder_of_a_lower_layer(tmp_path: Path) -> None:
+    """What comes with a container's image cannot be renamed; it is known before any work, and not touched."""
+    if shutil.which("unshare") is None:
+        pytest.skip("this system has no unshare")
+    root = os.geteuid() == 0
+    command = ["unshare", *([] if root else ["--user", "--map-root-user"]), "--mount", "bash", "-c", LAYERS]
+    given = [str(tmp_path), sys.executable, IN_LAYERS, "" if root else ",userxattr"]
+    done = subprocess.run([*command, "bash", *given], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip(f"mounting is not allowed here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    found, refused, after, names = json.loads(done.stdout)
+    assert found == ["full"]
+    assert "image of this container" in refused
+    assert "→ remove it first" in refused
+    assert after == ["empty/b.txt", "full/a.txt", "new/b.txt", "none/b.txt"]
+    assert names == ["empty", "full", "new", "none"]
+
+
 def test_other_folders_are_no_mount_points(tmp_path: Path) -> None:
     assert is_mount_point(Path("/"))
     assert not is_mount_point(tmp_path)

@@ -192,6 +192,11 @@ def mounted(place: Place) -> None:
     place.patch.setattr(preflight, "is_mount_point", lambda folder: folder == place.out)
 
 
+def of_an_image(place: Place) -> None:
+    """The same for layers of file systems."""
+    place.patch.setattr(preflight, "is_in_lower_layer", lambda folder: folder == place.out)
+
+
 def taken(place: Place) -> None:
     """Another run writes to the same folder."""
     place.until_the_end.enter_context(hold(place.out, "another run"))
