@@ -32,6 +32,7 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip
 CPP := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
+CPP_RUNTIME := $(wildcard kernels/runtime/*.cpp kernels/runtime/*.h kernels/runtime/*/*.cpp kernels/runtime/*/*.h)
 CPP_BUILT := $(filter-out kernels/cpu/test_% kernels/cpu/fuzz_%,$(CPP))
 READY := $(VENV)/.ready
 EXTRAS = $(shell cat $(VENV)/.extras 2>/dev/null || echo cpu)
@@ -146,12 +147,12 @@ gpu-check: $(READY)
 lint: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
+	$(VENV)/bin/clang-format --dry-run --Werror $(CPP) $(CPP_RUNTIME)
 
 format: $(READY)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
-	$(VENV)/bin/clang-format -i $(CPP)
+	$(VENV)/bin/clang-format -i $(CPP) $(CPP_RUNTIME)
 
 # mypy does not follow the folders that setup.py maps into the package, so it reads a built copy.
 typecheck: $(READY)

@@ -1,0 +1,97 @@
+// The formulas that every target follows (float_kernels.h), in plain C++.
+#include <cmath>
+#include <cstring>
+
+#include "float_kernels.h"
+
+namespace mrem::runtime {
+namespace {
+
+std::uint8_t code_of(float x, const Grid& grid) {
+    const float least = static_cast<float>(grid.low - grid.zero_point);
+    const float most = static_cast<float>(grid.high - grid.zero_point);
+    float ratio = x / grid.scale;
+    ratio = ratio > least ? ratio : least;  // NaN: least
+    ratio = ratio < most ? ratio : most;
+    return static_cast<std::uint8_t>(static_cast<std::int32_t>((ratio + kRounder) - kRounder) +
+                                     grid.zero_point);
+}
+
+float gelu_of(float x) {
+    const float magnitude = std::fabs(x);
+    const float a = magnitude < kGeluMost ? magnitude : kGeluMost;
+    const float t = a * kGeluSteps, whole = (t + kRounder) - kRounder, r = t - whole;
+    const int i = static_cast<int>(whole);
+    float q = kGeluTable[kGeluDegree][i];
+    for (int d = kGeluDegree - 1; d >= 0; --d) q = std::fma(q, r, kGeluTable[d][i]);
+    return std::fma(-a, q, x < 0.0f ? 0.0f : x);
+}
+
+float exp_of(float x) {
+    if (!(x >= kExpLeast)) return x < kExpLeast ? 0.0f : x;  // NaN stays
+    const float n = (x * kLog2E + kRounder) - kRounder;
+    const float r = std::fma(-n, kLn2Low, std::fma(-n, kLn2High, x));
+    float p = kExp[0];
+    for (int d = 1; d < 6; ++d) p = std::fma(p, r, kExp[d]);
+    const float y = std::fma(p, r * r, r) + 1.0f;
+    const std::uint32_t bits = static_cast<std::uint32_t>(static_cast<std::int32_t>(n) + 127) << 23;
+    float power;
+    std::memcpy(&power, &bits, sizeof power);
+    return y * power;
+}
+
+float add_lanes(float* lanes) {
+    for (std::size_t width = kFloatLanes / 2; width > 0; width /= 2) {
+        for (std::size_t i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+    }
+    return lanes[0];
+}
+
+void quantize(const float* x, std::size_t n, const Grid& grid, std::uint8_t* codes) {
+    for (std::size_t i = 0; i < n; ++i) codes[i] = code_of(x[i], grid);
+}
+
+void gelu(const float* x, std::size_t n, float* y) {
+    for (std::size_t i = 0; i < n; ++i) y[i] = gelu_of(x[i]);
+}
+
+void gelu_quantize(const float* x, std::size_t n, const Grid& grid, std::uint8_t* codes) {
+    for (std::size_t i = 0; i < n; ++i) codes[i] = code_of(gelu_of(x[i]), grid);
+}
+
+void layer_norm(const float* x, const float* residual, std::size_t n, const float* gamma, const float* beta,
+                float epsilon, float* y) {
+    float sums[kFloatLanes] = {}, squares[kFloatLanes] = {};
+    const auto at = [&](std::size_t i) { return residual != nullptr ? x[i] + residual[i] : x[i]; };
+    for (std::size_t i = 0; i < n; ++i) sums[i % kFloatLanes] += at(i);
+    const float mean = add_lanes(sums) / static_cast<float>(n);
+    for (std::size_t i = 0; i < n; ++i) {
+        const float d = at(i) - mean;
+        float& sum = squares[i % kFloatLanes];
+        sum = std::fma(d, d, sum);
+    }
+    const float inverse = 1.0f / std::sqrt(add_lanes(squares) / static_cast<float>(n) + epsilon);
+    for (std::size_t i = 0; i < n; ++i) y[i] = std::fma((at(i) - mean) * inverse, gamma[i], beta[i]);
+}
+
+void softmax(float* x, std::size_t n) {
+    float most = -INFINITY, lanes[kFloatLanes] = {};
+    for (std::size_t i = 0; i < n; ++i) most = x[i] > most ? x[i] : most;
+    for (std::size_t i = 0; i < n; ++i) lanes[i % kFloatLanes] += (x[i] = exp_of(x[i] - most));
+    const float inverse = 1.0f / add_lanes(lanes);
+    for (std::size_t i = 0; i < n; ++i) x[i] *= inverse;
+}
+
+void softmax_quantize(const std::int32_t* sums, std::int32_t shift, const std::int32_t* offsets,
+                      std::size_t n, float scale, const Grid& grid, float* work, std::uint8_t* codes) {
+    for (std::size_t i = 0; i < n; ++i) work[i] = static_cast<float>(sums[i] + shift - offsets[i]) * scale;
+    softmax(work, n);
+    quantize(work, n, grid, codes);
+}
+
+}  // namespace
+
+const FloatKernels kScalarFloats = {"scalar", quantize,        gelu, gelu_quantize, layer_norm,
+                                    softmax,  softmax_quantize};
+
+}  // namespace mrem::runtime
