@@ -8,14 +8,16 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from tests.campaign import __main__ as script
 from tests.campaign import page
-from tests.campaign.__main__ import main
+from tests.campaign.__main__ import Campaign, main
 from tests.campaign.cases import FAULTS, KINDS, Case, Outcome, all_cases, read_log
 from tests.campaign.interruptions import continuing_argv
 from tests.campaign.mutations import mutate, same_content
@@ -183,6 +185,29 @@ def test_the_page_has_the_table_and_what_was_not_survived(tmp_path: Path) -> Non
     path.write_text("no place", encoding="utf-8")
     with pytest.raises(ValueError, match="no place for the table"):
         page.write(path, "x")
+
+
+@pytest.mark.parametrize(("minutes", "tried"), [(0.0, 0), (1.0, 2), (None, 10)])
+def test_the_time_counts_from_the_first_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float | None, tried: int
+) -> None:
+    """On a slow machine the preparation alone may take longer than the part that is asked for."""
+    clock = [0.0]
+
+    def wait(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(script, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=wait))
+    monkeypatch.setattr(Campaign, "_prepare", lambda self, kinds: wait(600))
+    monkeypatch.setattr(Campaign, "_start", lambda self, case: case.number)
+
+    def collect(self: Campaign, pid: int, case: Case, started: float) -> Outcome:
+        wait(40)
+        return Outcome(case.id)
+
+    monkeypatch.setattr(Campaign, "_collect", collect)
+    cases = [Case("input", number) for number in range(10)]
+    assert len(Campaign(tmp_path, 0, 1, minutes, False).run(cases)) == tried
 
 
 def test_a_mistake_in_the_options_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
@@ -48,7 +49,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--seed", type=int, default=0, help="decides every case (default 0)")
-    add("--minutes", type=float, help="start no case after that time; 0: only the table of what was tried")
+    add(
+        "--minutes",
+        type=float,
+        help="start no case after that time, counted from the first; 0: only the table of what was tried",
+    )
     add("--kinds", default=",".join(KINDS), help="which kinds, with commas between them (default all)")
     add("--only", metavar="CASE", help="only this case, once more, whatever the log says")
     add("--processes", type=int, default=2, help="cases at a time (default 2)")
@@ -76,10 +81,9 @@ def main(argv: list[str] | None = None) -> int:
     if options.fresh:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    deadline = None if options.minutes is None else time.monotonic() + options.minutes * 60
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    campaign = Campaign(folder, options.seed, options.processes, deadline, bool(options.only))
+    campaign = Campaign(folder, options.seed, options.processes, options.minutes, bool(options.only))
     outcomes = campaign.run(cases)
     print(f"\n{page.terminal(outcomes)}")
     if (sentence := page.leaving(outcomes)) is not None:
@@ -96,7 +100,7 @@ class Campaign:
     folder: Path
     seed: int
     processes: int
-    deadline: float | None
+    minutes: float | None
     verbose: bool
 
     def run(self, cases: list[Case]) -> list[Outcome]:
@@ -104,13 +108,14 @@ class Campaign:
         log = self.folder / "log.jsonl"
         known = {} if self.verbose else read_log(log)
         wanted = {case.id for case in cases}
-        missing = [case for case in cases if case.id not in known and not self._late()]
+        missing = [case for case in cases if case.id not in known and self.minutes != 0]
         if missing:
-            self._prepare({case.kind for case in missing})
+            self._prepare({case.kind for case in missing})  # takes longer where nothing is there yet
+        deadline = math.inf if self.minutes is None else time.monotonic() + self.minutes * 60
         running: dict[int, tuple[Case, float]] = {}
         try:
             while missing or running:
-                if self._late():
+                if time.monotonic() >= deadline:
                     missing = []
                 while missing and len(running) < self.processes:
                     case = missing.pop(0)
@@ -131,9 +136,6 @@ class Campaign:
             for pid in running:
                 os.killpg(pid, signal.SIGKILL)
         return [known[case] for case in sorted(known) if case in wanted]
-
-    def _late(self) -> bool:
-        return self.deadline is not None and time.monotonic() >= self.deadline
 
     def _prepare(self, kinds: set[str]) -> None:
         """Import everything and make what the cases share."""
