@@ -1,8 +1,9 @@
 // Threads, as the blocks see them.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
-#include <type_traits>
+#include <new>
 
 namespace mrem::runtime {
 
@@ -34,5 +35,19 @@ class OneThread final : public Pool {
         for (std::size_t task = 0; task < tasks; ++task) body(task, context);
     }
 };
+
+// Pool::parallel_for for tasks that may run out of memory: throws std::bad_alloc afterwards.
+template <class Body>
+void share(Pool& pool, std::size_t tasks, const Body& body) {
+    std::atomic<bool> failed{false};
+    pool.parallel_for(tasks, [&](std::size_t task) {
+        try {
+            body(task);
+        } catch (const std::bad_alloc&) {
+            failed.store(true, std::memory_order_relaxed);
+        }
+    });
+    if (failed.load()) throw std::bad_alloc();
+}
 
 }  // namespace mrem::runtime

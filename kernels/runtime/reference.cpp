@@ -2,6 +2,7 @@
 #include "reference.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 namespace mrem::runtime {
@@ -54,7 +55,7 @@ void head_on_codes(const AttentionShape& shape, const float* qkv, std::size_t to
     }
 }
 
-// The same on floats; sums in double, so that their order does not matter.
+// The same on floats; sums in the order of the inputs, one fma each, as in attention.h.
 void head_on_floats(const AttentionShape& shape, const float* qkv, std::size_t tokens, std::size_t head,
                     float* context) {
     const std::size_t hidden = shape.hidden, width = hidden / shape.heads;
@@ -63,17 +64,17 @@ void head_on_floats(const AttentionShape& shape, const float* qkv, std::size_t t
         for (std::size_t u = 0; u < tokens; ++u) {
             const float* q = qkv + t * 3 * hidden + head * width;
             const float* k = qkv + u * 3 * hidden + hidden + head * width;
-            double sum = 0.0;
-            for (std::size_t c = 0; c < width; ++c) sum += static_cast<double>(q[c]) * k[c];
-            scores[u] = static_cast<float>(sum) * shape.scaling;
+            float sum = 0.0f;
+            for (std::size_t c = 0; c < width; ++c) sum = std::fma(q[c], k[c], sum);
+            scores[u] = sum * shape.scaling;
         }
         kScalarFloats.softmax(scores.data(), tokens);
         for (std::size_t c = 0; c < width; ++c) {
-            double sum = 0.0;
+            float sum = 0.0f;
             for (std::size_t u = 0; u < tokens; ++u) {
-                sum += static_cast<double>(scores[u]) * qkv[u * 3 * hidden + 2 * hidden + head * width + c];
+                sum = std::fma(scores[u], qkv[u * 3 * hidden + 2 * hidden + head * width + c], sum);
             }
-            context[t * hidden + head * width + c] = static_cast<float>(sum);
+            context[t * hidden + head * width + c] = sum;
         }
     }
 }

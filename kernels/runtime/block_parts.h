@@ -1,0 +1,43 @@
+// What the blocks share inside: how rows are cut into spans, and spans shared among threads.
+#pragma once
+
+#include "blocks.h"
+#include "gemm.h"
+
+namespace mrem::runtime {
+
+// A span has about so many rows: enough that unpacking a weight costs little against multiplying by it, few
+// enough that all its codes stay in the second cache.
+constexpr std::size_t kSpanRows = 128;
+
+// Whole sequences, about kSpanRows rows in each span.
+std::vector<Span> spans_of(const Tokens& tokens);
+
+// Whether that many equal tasks keep the threads busy to the end.
+bool worth_sharing_whole(std::size_t tasks, std::size_t threads);
+
+// Zeros in the rows whose mask is 0.
+void clear_padding(const std::int64_t* mask, std::size_t rows, std::size_t width, float* y);
+
+// body(span, pool): spans side by side, each in one thread, if that keeps all of them busy; else one after
+// the other, each shared by all threads.
+template <class Body>
+void for_spans(Pool& pool, std::size_t spans, const Body& body) {
+    if (worth_sharing_whole(spans, pool.threads())) {
+        share(pool, spans, [&](std::size_t span) {
+            OneThread alone;
+            body(span, static_cast<Pool&>(alone));
+        });
+        return;
+    }
+    for (std::size_t span = 0; span < spans; ++span) body(span, pool);
+}
+
+// body(first, last) for runs of rows, shared by the threads.
+template <class Body>
+void by_rows(Pool& pool, std::size_t rows, const Body& body) {
+    const std::size_t tasks = rows < 4 * pool.threads() ? 1 : pool.threads();
+    share(pool, tasks, [&](std::size_t task) { body(rows * task / tasks, rows * (task + 1) / tasks); });
+}
+
+}  // namespace mrem::runtime

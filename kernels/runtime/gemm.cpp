@@ -1,0 +1,135 @@
+// The contract is in gemm.h.
+//
+// The order: a few panels (as many as a tile is wide), a block of K of these unpacked into the first cache,
+// then all rows, tile after tile. Sums of several blocks of K wait in an array of all rows by these panels.
+#include "gemm.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace mrem::runtime {
+namespace {
+
+// Tiles of nearly equal height: 33 rows are 11 + 11 + 11, not 12 + 12 + 9.
+template <class Body>
+void by_tiles(std::size_t rows, std::size_t most, const Body& body) {
+    const std::size_t tiles = ceil_div(rows, most);
+    std::size_t row = 0;
+    for (std::size_t i = 0; i < tiles; ++i) {
+        const std::size_t next = rows * (i + 1) / tiles;
+        body(row, next - row);
+        row = next;
+    }
+}
+
+// A block of K for some panels, as signed bytes. Above 16 quads, AMX wants whole groups of them.
+void unpack(const GemmKernels& kernels, const Weights& weights, std::size_t panel, std::size_t count,
+            std::size_t first, std::size_t quads, std::size_t padded, std::int8_t* b) {
+    const std::size_t per_step = fields(weights.coding().bits);
+    for (std::size_t p = 0; p < count; ++p, b += padded * kStepBytes) {
+        kernels.unpack(weights.panel(panel + p) + first / per_step * kStepBytes, quads / per_step,
+                       weights.coding(), b);
+        std::memset(b + quads * kStepBytes, 0, (padded - quads) * kStepBytes);
+    }
+}
+
+}  // namespace
+
+void quantize_rows(const FloatKernels& floats, const float* x, const std::uint32_t* index, std::size_t first,
+                   std::size_t last, const Grid& grid, const CodeRows& codes) {
+    for (std::size_t row = first; row < last; ++row) {
+        std::uint8_t* to = codes.codes + row * codes.stride;
+        const std::size_t source = index != nullptr ? index[row] : row;
+        floats.quantize(x + source * codes.width, codes.width, grid, to);
+        std::memset(to + codes.width, 0, codes.stride - codes.width);
+    }
+}
+
+void clear_ends(const CodeRows& codes, std::size_t first, std::size_t last) {
+    for (std::size_t row = first; row < last; ++row) {
+        std::memset(codes.codes + row * codes.stride + codes.width, 0, codes.stride - codes.width);
+    }
+}
+
+void FloatSink::take(const Sums& sums) {
+    float* y = y_ + sums.row * stride_ + sums.column();
+    const std::size_t columns = sums.columns(), whole = sums.panels * kPanel;
+    if (padded_ || columns == whole) {
+        sums.to(y, stride_);
+        return;
+    }
+    alignas(kAlignment) float tile[kMostTile];
+    sums.to(tile, whole);
+    for (std::size_t row = 0; row < sums.rows; ++row) {
+        std::memcpy(y + row * stride_, tile + row * whole, columns * sizeof(float));
+    }
+}
+
+void CodeSink::take(const Sums& sums) {
+    alignas(kAlignment) float tile[kMostTile];
+    alignas(kAlignment) std::uint8_t codes[kMostTile];
+    const std::size_t whole = sums.panels * kPanel, begin = sums.column(), end = begin + sums.columns();
+    const auto quantize = gelu_ ? floats_.gelu_quantize : floats_.quantize;
+    sums.to(tile, whole);
+    std::uint8_t* to = codes_ + sums.row * stride_ + begin;
+    if (begin / section_ == (begin + whole - 1) / section_) {  // one grid: all rows at once
+        quantize(tile, sums.rows * whole, grids_[begin / section_], codes);
+        for (std::size_t row = 0; row < sums.rows; ++row) {
+            std::memcpy(to + row * stride_, codes + row * whole, end - begin);
+        }
+        return;
+    }
+    for (std::size_t row = 0; row < sums.rows; ++row) {
+        for (std::size_t column = begin; column < end;) {
+            const std::size_t next = std::min(end, (column / section_ + 1) * section_), at = column - begin;
+            quantize(tile + row * whole + at, next - column, grids_[column / section_],
+                     to + row * stride_ + at);
+            column = next;
+        }
+    }
+}
+
+void multiply(const Target& target, const Weights& weights, const CodeRows& x, std::size_t first,
+              std::size_t last, Sink& sink) {
+    const GemmKernels& kernels = *target.gemm;
+    const std::size_t width = kernels.panels * kPanel, rows = x.rows;
+    const std::size_t all = steps(weights.inputs(), weights.coding().bits) * fields(weights.coding().bits);
+    const Blocks blocks = blocks_of(kernels, weights.inputs(), weights.coding().bits);
+    Lease lease;
+    Arrays arrays;
+    const auto b_slot = arrays.add<std::int8_t>(width * blocks.quads * kQuad);
+    const auto sums_slot = arrays.add<std::int32_t>(width * (blocks.count > 1 ? rows : kernels.rows));
+    arrays.place(*lease);
+    std::int8_t* b = arrays.at(b_slot);
+    std::int32_t* all_sums = arrays.at(sums_slot);
+
+    for (std::size_t panel = first; panel < last; panel += kernels.panels) {
+        const std::size_t count = std::min(kernels.panels, last - panel);
+        for (std::size_t block = 0; block < blocks.count; ++block) {
+            const std::size_t from = block * blocks.quads, quads = std::min(blocks.quads, all - from);
+            const std::size_t padded = quads > kernels.quads ? round_up(quads, kernels.quads) : quads;
+            unpack(kernels, weights, panel, count, from, quads, padded, b);
+            const std::uint8_t* cuts = weights.cuts(panel, block, blocks.count);
+            by_tiles(rows, kernels.rows, [&](std::size_t row, std::size_t height) {
+                std::int32_t* sums = all_sums + (blocks.count > 1 ? row * width : 0);
+                const std::uint8_t* a = x.codes + row * x.stride + from * kQuad;
+                kernels.tile(height, count,
+                             {a, x.stride, b, padded * kStepBytes, padded, sums, width, block > 0, cuts});
+                if (block + 1 == blocks.count) {
+                    sink.take({&kernels, &weights, row, height, panel, count, sums, width});
+                }
+            });
+        }
+    }
+}
+
+void multiply(const Target& target, const Weights& weights, const CodeRows& x, Pool& pool, Sink& sink) {
+    const std::size_t wide = target.gemm->panels, groups = ceil_div(weights.panel_count(), wide);
+    const std::size_t tasks = std::min(pool.threads(), groups);
+    share(pool, tasks, [&](std::size_t task) {
+        const std::size_t first = groups * task / tasks * wide, last = groups * (task + 1) / tasks * wide;
+        multiply(target, weights, x, first, std::min(last, weights.panel_count()), sink);
+    });
+}
+
+}  // namespace mrem::runtime
