@@ -15,6 +15,8 @@ examples:
   mrem export result                           (result/model.onnx, for onnxruntime on CPUs)
   mrem export result --profile int8,tensorrt   (result/model_int8.onnx and result/model_tensorrt.onnx)
   mrem export result --profile qdq --opset 25 --out elsewhere.onnx
+  mrem export result --profile web             (result/onnx/model_q4.onnx, _q2 or _quantized, by the bits)
+  mrem export result --profile web --out site/models/mine   (a whole folder for transformers.js)
 """
 
 
@@ -39,7 +41,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--opset", type=int, help="opset to write (default: the profile's)")
     parser.add_argument(
-        "--out", metavar="FILE", help="where to write a single profile (default: the profile's name in DIR)"
+        "--out",
+        metavar="PATH",
+        help="where to write a single profile: a file, for web a folder (default: the profile's name in DIR)",
     )
     return parser
 
@@ -58,8 +62,16 @@ def main(argv: list[str] | None = None) -> int:
     from mrem_deploy.export import export_all, export_onnx
     from mrem_deploy.quant.frozen import FrozenModel
 
+    layout = bool(options.out) and find_profile(names[0]).layout
+    if layout:
+        from mrem_deploy.export import transformers_js
+        from mrem_deploy.preflight import check_out
+
+        out = check_out(options.out, {}, marker=transformers_js.NOTE)
     frozen = FrozenModel.read(options.folder)
-    if options.out:
+    if layout:
+        paths = [transformers_js.write_layout(frozen, Path(options.folder), out, options.opset)]
+    elif options.out:
         paths = [export_onnx(frozen, Path(options.out), names[0], options.opset)]
     else:
         paths = export_all(frozen, Path(options.folder), names, options.opset)

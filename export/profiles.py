@@ -10,7 +10,9 @@ result is right. With UINT8 matrices it is exact and as fast. Codes of 4 bits an
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from mrem_deploy.base.errors import UserError
 
@@ -26,7 +28,7 @@ class Profile:
     """How integers are written, for one kind of reader."""
 
     name: str
-    file: str
+    file: str  # its name in a result folder
     audience: str
     opset: int  # raised if the type of the weights needs more
     oldest_runtime: str  # the oldest onnxruntime that loads it at `opset`
@@ -37,6 +39,22 @@ class Profile:
     merge_qkv: bool = False
     lookup_codes: bool = False  # gather integer rows and scale them, instead of dequantizing the table
     zero_points: bool = True  # 8-bit codes in UINT8; False: in INT8 with zero point 0 only
+    smaller: tuple[tuple[int, str], ...] = ()  # (bits, file): other names if no weight has more bits
+    layout: bool = False  # --out names a folder, which also gets the configuration and the tokenizer
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Every name that its file may have."""
+        return (*(file for _, file in self.smaller), self.file)
+
+    def file_for(self, bits: Collection[int]) -> str:
+        """The name of its file for a model with weights of these bits."""
+        return next((file for most, file in self.smaller if bits and max(bits) <= most), self.file)
+
+    def path_in(self, folder: Path) -> Path:
+        """Its file in a folder; where there is none, what the usual one would be called."""
+        found = [folder / file for file in self.files if (folder / file).is_file()]
+        return found[0] if found else folder / self.file
 
 
 INT8 = Profile(
@@ -49,20 +67,21 @@ INT8 = Profile(
     merge_qkv=True,
     lookup_codes=True,
 )
+ORT_CPU = Profile(
+    name="ort-cpu",
+    file="model.onnx",
+    audience="onnxruntime on CPUs: integer matmuls, packed file, the fastest",
+    opset=21,
+    oldest_runtime="1.23.0",  # older ones cannot cast INT4 to INT8
+    cast_weights=True,
+    contrib=True,
+    merge_qkv=True,
+    lookup_codes=True,
+)
 PROFILES = {
     profile.name: profile
     for profile in (
-        Profile(
-            name="ort-cpu",
-            file="model.onnx",
-            audience="onnxruntime on CPUs: integer matmuls, packed file, the fastest",
-            opset=21,
-            oldest_runtime="1.23.0",  # older ones cannot cast INT4 to INT8
-            cast_weights=True,
-            contrib=True,
-            merge_qkv=True,
-            lookup_codes=True,
-        ),
+        ORT_CPU,
         Profile(
             name="qdq",
             file="model_qdq.onnx",
@@ -79,6 +98,14 @@ PROFILES = {
             audience="TensorRT: as int8, with zero points of 0 only",
             zero_points=False,
         ),
+        replace(
+            ORT_CPU,
+            name="web",
+            file="onnx/model_quantized.onnx",
+            smaller=((2, "onnx/model_q2.onnx"), (4, "onnx/model_q4.onnx")),
+            layout=True,
+            audience="browsers: the operators of ort-cpu under the names of transformers.js",
+        ),
     )
 }
 
@@ -87,6 +114,12 @@ def find_profile(name: str) -> Profile:
     if name not in PROFILES:
         raise UserError(f"there is no export profile {name!r}", f"choose among {', '.join(PROFILES)}")
     return PROFILES[name]
+
+
+def name_in_result(path: Path) -> str:
+    """What a result folder calls the file at `path`: with the folder it is in, if its profile has one."""
+    names = [file for profile in PROFILES.values() for file in profile.files]
+    return next((name for name in names if f"/{path.as_posix()}".endswith(f"/{name}")), path.name)
 
 
 def choose_opset(profile: Profile, bits: set[int], asked: int | None) -> int:

@@ -34,12 +34,14 @@ def export_all(
     for name in profiles:  # a bad name or opset is refused before anything is written
         _opset(frozen, name, opset)
     for profile in PROFILES.values():  # what a killed export of any profile has left
-        sweep_unfinished(Path(folder) / profile.file)
+        for file in profile.files:
+            sweep_unfinished(Path(folder) / file)
     skeleton = trace(frozen) if profiles else None
     paths = []
     for name in profiles:
         say(f"exporting to ONNX, profile {name}")
-        paths.append(export_onnx(frozen, Path(folder) / find_profile(name).file, name, opset, skeleton))
+        path = Path(folder) / find_profile(name).file_for(bits_of(frozen))
+        paths.append(export_onnx(frozen, path, name, opset, skeleton))
     return paths
 
 
@@ -99,8 +101,13 @@ def compact_proto(model: ir.Model) -> onnx.ModelProto:
     return proto
 
 
+def bits_of(frozen: FrozenModel) -> set[int]:
+    """The bits of its quantized weights."""
+    return {weight.bits for weight in frozen.weights.values()}
+
+
 def _opset(frozen: FrozenModel, profile: str, opset: int | None) -> int:
-    return choose_opset(find_profile(profile), {weight.bits for weight in frozen.weights.values()}, opset)
+    return choose_opset(find_profile(profile), bits_of(frozen), opset)
 
 
 def _tidy(model: ir.Model) -> None:

@@ -190,10 +190,10 @@ def onnx_file(settings: Settings) -> Path:
             raise UserError(f"there is no ONNX file {settings.model_file}", "check --model-file")
         return path
     profile = find_profile(settings.profile)
-    path = settings.folder / profile.file
+    path = profile.path_in(settings.folder)
     if not path.is_file():
         raise UserError(
-            f"{settings.folder} has no {profile.file}, the ONNX model of profile {profile.name}",
+            f"{settings.folder} has no {path.name}, the ONNX model of profile {profile.name}",
             f"write it first: python -m mrem_deploy.export {settings.folder} --profile {profile.name}",
         )
     return path

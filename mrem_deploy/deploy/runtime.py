@@ -107,7 +107,7 @@ def _not_loaded(model: Path | bytes, title: str, error: Exception, version: str)
     folder = model.parent if isinstance(model, Path) else Path(title).parent
     written = _opset(model)
     if written and any(sign in reason for sign in TOO_OLD):
-        oldest = _oldest_runtime(Path(title).name, written[0])
+        oldest = _oldest_runtime(Path(title), written[0])
         return UserError(
             f"{title} has opset {written[0]} and IR version {written[1]}; the installed onnxruntime "
             f"{version} cannot run it: {reason}",
@@ -146,13 +146,13 @@ def _opset(model: Path | bytes) -> tuple[int, int] | None:
     return (versions[0], graph.ir_version) if versions else None
 
 
-def _oldest_runtime(file: str, opset: int) -> str | None:
+def _oldest_runtime(file: Path, opset: int) -> str | None:
     """The oldest onnxruntime for a file of ours, where that is known."""
     if missing_packages(*EXPORT_PACKAGES):
         return None
-    from mrem_deploy.export.profiles import INT2_OPSET, INT2_RUNTIME, PROFILES
+    from mrem_deploy.export.profiles import INT2_OPSET, INT2_RUNTIME, PROFILES, name_in_result
 
-    profile = next((profile for profile in PROFILES.values() if profile.file == file), None)
+    profile = next((profile for profile in PROFILES.values() if name_in_result(file) in profile.files), None)
     known = {profile.opset: profile.oldest_runtime, INT2_OPSET: INT2_RUNTIME} if profile else {}
     return known.get(opset)
 

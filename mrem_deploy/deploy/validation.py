@@ -28,6 +28,7 @@ from mrem_deploy.evaluate.evaluation import BATCH_SIZE, Evaluation
 from mrem_deploy.evaluate.layer_error import RelativeErrors, layers_of
 from mrem_deploy.evaluate.predict import Predictor, predict, torch_predictor
 from mrem_deploy.export.origin import origin_of
+from mrem_deploy.export.profiles import name_in_result
 from mrem_deploy.models.loading import longest_input
 from mrem_deploy.models.parts import carve
 from mrem_deploy.recipe import Recipe
@@ -160,7 +161,7 @@ def describe_file(model: Path) -> OnnxFile:
     opset = next((entry.version for entry in graph.opset_import if entry.domain in ("", "ai.onnx")), None)
     origin = origin_of(model)
     recipe, profile = notes.get("recipe_digest"), notes.get("profile")
-    return OnnxFile(model.name, profile, recipe, opset, size / MIB, origin.result, origin.changed)
+    return OnnxFile(name_in_result(model), profile, recipe, opset, size / MIB, origin.result, origin.changed)
 
 
 def _version() -> str:

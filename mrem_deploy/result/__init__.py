@@ -1,7 +1,7 @@
 """The folder that `mrem quantize` writes, as a type: `open_result(folder).metrics.accuracy.quantized`.
 
 mrem.json, mrem.safetensors    the quantized model (quant/artifact.py), with config.json and the tokenizer
-model*.onnx                    one file per export profile (export/profiles.py)
+model*.onnx, onnx/             one file per export profile (export/profiles.py)
 recipe.yaml                    the options that made it
 metrics.json                   what it scores and what it cost: `Metrics`
 history.json                   loss curves and error per layer: `History`
@@ -90,9 +90,10 @@ class Result:
         """The ONNX file of an export profile."""
         from mrem_deploy.export.profiles import PROFILES, find_profile
 
-        path = self.folder / find_profile(profile).file
+        path = find_profile(profile).path_in(self.folder)
         if not path.is_file():
-            found = [f"{p.file} ({p.name})" for p in PROFILES.values() if (self.folder / p.file).is_file()]
+            there = [(p.path_in(self.folder), p.name) for p in PROFILES.values()]
+            found = [f"{path.name} ({name})" for path, name in there if path.is_file()]
             raise UserError(
                 f"{self.folder} has no {path.name}, the ONNX model of profile {profile}; "
                 f"it has {', '.join(found) or 'no ONNX model'}",

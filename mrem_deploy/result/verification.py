@@ -73,9 +73,9 @@ def _result_checks(folder: Path) -> Iterator[Check]:
     for name, reader in readers.items():
         if (folder / name).exists():
             yield Check(name, "readable", _problems(reader, folder))
-    for path in sorted(folder.glob("*.onnx")):
-        yield _onnx_check(path, frozen)
-    for name in _exported(folder):
+    for path in sorted([*folder.glob("*.onnx"), *folder.glob("onnx/*.onnx")]):
+        yield _onnx_check(folder, path.relative_to(folder), frozen)
+    for name in _exported(folder, frozen):
         if not (folder / name).exists():
             yield Check(name, "there", (f"{name} is missing; the run that wrote this folder exported it",))
 
@@ -95,7 +95,7 @@ def _read_recipe(folder: Path) -> Recipe:
     return make_recipe(from_yaml(folder / RECIPE))
 
 
-def _exported(folder: Path) -> list[str]:
+def _exported(folder: Path, frozen: FrozenModel | None) -> list[str]:
     """The ONNX files that the run has written, as far as metrics.json and recipe.yaml can be read."""
     reported, asked = None, ""
     with suppress(UserError):
@@ -103,11 +103,15 @@ def _exported(folder: Path) -> list[str]:
     with suppress(UserError):
         asked = _read_recipe(folder).export
     names = [name.strip() for name in asked.split(",")]
-    return [
-        profile.file
+    found = [
+        profile.path_in(folder).relative_to(folder).as_posix()
+        if frozen is None
+        else profile.file_for({weight.bits for weight in frozen.weights.values()})
         for profile in PROFILES.values()
-        if profile.name in names or (reported is not None and reported.file == profile.file)
+        if profile.name in names
     ]
+    known = [file for profile in PROFILES.values() for file in profile.files]
+    return sorted({*found, *([reported.file] if reported is not None and reported.file in known else [])})
 
 
 def _model_check(folder: Path) -> tuple[FrozenModel | None, Check]:
@@ -137,21 +141,23 @@ def _tokenizer_check(folder: Path) -> Check:
     return Check("tokenizer", "readable", _problems(read, folder))
 
 
-def _onnx_check(path: Path, frozen: FrozenModel | None) -> Check:
+def _onnx_check(folder: Path, file: Path, frozen: FrozenModel | None) -> Check:
+    path, name = folder / file, file.as_posix()
     try:
+        gate.inside(folder, file.parts[0])
         origin = origin_of(gate.inside(path.parent, path.name))
     except (OSError, UserError) as error:
-        return Check(path.name, "readable", (f"{path.name} cannot be read: {error}",))
+        return Check(name, "readable", (f"{name} cannot be read: {error}",))
     if origin.changed is None and not _is_graph(path):
-        return Check(path.name, "readable", (f"{path.name} is not a complete ONNX file",))
+        return Check(name, "readable", (f"{name} is not a complete ONNX file",))
     if origin.changed is None:
-        return Check(path.name, "nothing: an earlier release or another tool wrote it, without SHA-256")
-    findings = [f"{path.name} has changed since it was exported"] if origin.changed else []
+        return Check(name, "nothing: an earlier release or another tool wrote it, without SHA-256")
+    findings = [f"{name} has changed since it was exported"] if origin.changed else []
     if frozen is None:
-        return Check(path.name, "SHA-256", tuple(findings))
+        return Check(name, "SHA-256", tuple(findings))
     if origin.result not in (None, frozen.digest):
-        findings.append(f"{path.name} was exported from another result than the one in this folder")
-    return Check(path.name, "SHA-256, and the result it was exported from", tuple(findings))
+        findings.append(f"{name} was exported from another result than the one in this folder")
+    return Check(name, "SHA-256, and the result it was exported from", tuple(findings))
 
 
 def _is_graph(path: Path) -> bool:

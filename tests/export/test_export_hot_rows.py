@@ -118,7 +118,7 @@ def test_a_whole_model_agrees_with_torch_in_every_profile(tmp_path: Path) -> Non
         options.log_severity_level = 3
         if not profile.zero_points:  # INT8 products saturate without VNNI
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        session = ort.InferenceSession(folder / profile.file, options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(profile.path_in(folder), options, providers=["CPUExecutionProvider"])
         given = {entry.name: tokens[entry.name].numpy() for entry in session.get_inputs()}
         (came,) = session.run(None, given)
         # Sums in another order move some activations across a rounding boundary; a wrong row would move

@@ -51,7 +51,8 @@ def test_one_trace_serves_every_profile(tmp_path: Path, traces: list[FrozenModel
     before = ir.to_proto(stored.model).SerializeToString()
     paths = export_all(frozen, tmp_path, tuple(PROFILES))
     assert len(traces) == 1
-    assert [path.name for path in paths] == [profile.file for profile in PROFILES.values()]
+    names = [path.relative_to(tmp_path).as_posix() for path in paths]
+    assert names == [profile.file_for({2}) for profile in PROFILES.values()]
     assert ir.to_proto(stored.model).SerializeToString() == before, "lowering works on a copy"
 
 

@@ -49,7 +49,7 @@ def oldest(folders: list[Path]) -> bool:
         inputs = _inputs(folder)
         np.savez(BUILD / "inputs.npz", **inputs)
         for profile in PROFILES.values():
-            path = folder / profile.file
+            path = profile.path_in(folder)
             if not path.is_file():
                 print(f"{path}: not there, so not checked")
                 continue

@@ -47,7 +47,7 @@ def choose_profiles(asked: tuple[str, ...] | None, folder: Path | None) -> tuple
     from mrem_deploy.export import PROFILES
 
     if asked is None:
-        present = [p.name for p in PROFILES.values() if folder is not None and (folder / p.file).is_file()]
+        present = [p.name for p in PROFILES.values() if folder is not None and p.path_in(folder).is_file()]
         return (HEADLINE_PROFILE, *(name for name in present if name != HEADLINE_PROFILE))
     for name in asked:
         if name not in PROFILES:
@@ -110,7 +110,7 @@ def exported(subject: Subject, frozen: FrozenModel, bits: str, profile: str, wor
     from mrem_deploy.export import PROFILES, export_onnx
 
     if subject.folder is not None:
-        path = subject.folder / PROFILES[profile].file
+        path = PROFILES[profile].path_in(subject.folder)
         if path.is_file() and _same_recipe(path, frozen):
             return path
         reason = "is from another run" if path.is_file() else "does not exist"
