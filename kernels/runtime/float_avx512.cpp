@@ -1,0 +1,49 @@
+// The float kernels for AVX-512; CMakeLists.txt gives this file its instructions.
+#include "../cpu/simd_avx512.h"
+#include "float_impl.h"
+
+namespace mrem::runtime {
+namespace {
+
+struct Lanes : Avx512 {
+    using I = __m512i;
+    using Table = __m512;
+
+    using Avx512::add, Avx512::all, Avx512::load, Avx512::load_first, Avx512::sub;
+
+    static F zero() { return _mm512_setzero_ps(); }
+    static F fma(F x, F y, F z) { return _mm512_fmadd_ps(x, y, z); }
+    static F fnma(F x, F y, F z) { return _mm512_fnmadd_ps(x, y, z); }  // z − x · y
+    // The second operand if one of them is NaN.
+    static F min(F x, F y) { return _mm512_min_ps(x, y); }
+    static F max(F x, F y) { return _mm512_max_ps(x, y); }
+    static M not_below(F x, F y) { return _mm512_cmp_ps_mask(x, y, _CMP_GE_OQ); }
+    static F nan_or_zero(F x) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x); }
+    static F fill_after(F x, std::size_t n, F beyond) { return _mm512_mask_mov_ps(beyond, first(n), x); }
+
+    static Table table(const float* values) { return _mm512_loadu_ps(values); }
+    static F look_up(Table table, I place) { return _mm512_permutexvar_ps(place, table); }  // its low four bits
+
+    static I all(std::int32_t value) { return _mm512_set1_epi32(value); }
+    static I load(const std::int32_t* from) { return _mm512_loadu_si512(from); }
+    static I load_first(const std::int32_t* from, std::size_t n) {
+        return _mm512_maskz_loadu_epi32(first(n), from);
+    }
+    static I add(I x, I y) { return _mm512_add_epi32(x, y); }
+    static I sub(I x, I y) { return _mm512_sub_epi32(x, y); }
+    static I bits(F x) { return _mm512_castps_si512(x); }
+    static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
+    // 2^n, n in the low bits of kRounder + n
+    static F power_of_two(I n) {
+        return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32(n, 23), _mm512_set1_epi32(127 << 23)));
+    }
+    static void store_bytes(I x, std::uint8_t* to) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(x));
+    }
+};
+
+}  // namespace
+
+const FloatKernels kAvx512Floats = table<Lanes>("avx512");
+
+}  // namespace mrem::runtime

@@ -1,0 +1,265 @@
+// Tests of the float kernels: every target gives the bits of the portable ones, for all lengths, and those are as
+// close to a computation in double as their contract says.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "float_kernels.h"
+#include "targets.h"
+
+using namespace mrem::runtime;
+
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+void check(bool holds, const char* what, const char* target, double where) {
+    if (holds) return;
+    std::fprintf(stderr, "FAILED: %s (%s, at %.9g)\n", what, target, where);
+    std::exit(1);
+}
+
+// Heap blocks of exactly n values, so that a sanitizer sees one too many.
+template <class T>
+struct Exact {
+    std::size_t size;
+    std::unique_ptr<T[]> values;
+    explicit Exact(std::size_t n) : size(n), values(new T[n]()) {}
+    Exact(const Exact& other) : Exact(other.size) { std::copy(other.data(), other.data() + size, data()); }
+    T* data() const { return values.get(); }
+    T& operator[](std::size_t i) const { return values[i]; }
+};
+using Floats = Exact<float>;
+using Bytes = Exact<std::uint8_t>;
+
+bool same(float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0 || (std::isnan(a) && std::isnan(b)); }
+
+void check_same(const Floats& found, const Floats& expected, const char* what, const char* target) {
+    for (std::size_t i = 0; i < found.size; ++i) check(same(found[i], expected[i]), what, target, expected[i]);
+}
+
+void check_same(const Bytes& found, const Bytes& expected, const char* what, const char* target) {
+    for (std::size_t i = 0; i < found.size; ++i) check(found[i] == expected[i], what, target, expected[i]);
+}
+
+const FloatKernels& portable = kScalarFloats;
+std::mt19937 engine{1};
+
+Floats random_floats(std::size_t n, float width) {
+    std::normal_distribution<float> normal(0.0f, width);
+    Floats x(n);
+    for (std::size_t i = 0; i < n; ++i) x[i] = normal(engine);
+    return x;
+}
+
+// Numbers that are seldom drawn.
+const std::vector<float> kOdd = {0.0f,      -0.0f,   kInfinity, -kInfinity, kNan,     -kNan,   1e-45f,  -1e-45f,
+                                 1.17e-38f, -1e-38f, 3.4e38f,   -3.4e38f,   0x1p-24f, 0x1p24f, 1e10f,   -1e10f,
+                                 0.5f,      -0.5f,   1.5f,      2.5f,       -2.5f,    5.5764f, 5.5765f, -5.5764f,
+                                 -86.99f,   -87.0f,  -87.01f,   -103.0f,    -104.0f,  88.0f,   100.0f,  -1e-3f};
+
+void mix_in_odd(const Floats& x) {
+    for (std::size_t i = 0; i < x.size; ++i) {
+        if (engine() % 3 == 0) x[i] = kOdd[engine() % kOdd.size()];
+    }
+}
+
+Grid random_grid() {
+    static const Grid fixed[] = {{0.03f, 128, 0, 255}, {0.11f, 128, 121, 135}, {1.0f / 255, 0, 0, 255},
+                                 {0.02f, 9, 0, 255},   {1.0f / 3, 128, 1, 255}, {0x1p-20f, 255, 0, 255},
+                                 {1e-30f, 128, 0, 255}, {1e30f, 128, 0, 255},   {1e-45f, 128, 0, 255},
+                                 {3e38f, 0, 0, 255},    {0.7f, 0, 5, 5},        {0.5f, 255, 0, 0}};
+    Grid grid = fixed[engine() % 12];
+    if (engine() % 2 == 0) grid.scale *= 1.0f + static_cast<float>(engine() % 1000) / 1000.0f;
+    if (!std::isfinite(grid.scale)) grid.scale = 3e38f;
+    return grid;
+}
+
+void compare(const FloatKernels& kernels, std::size_t n, bool odd) {
+    const char* name = kernels.name;
+    const Floats x = random_floats(n, 3.0f), residual = random_floats(n, 1.0f);
+    const Floats gamma = random_floats(n, 1.0f), beta = random_floats(n, 1.0f);
+    if (odd) mix_in_odd(x), mix_in_odd(residual);
+    Floats y(n), expected(n);
+    Bytes codes(n), expected_codes(n);
+
+    const Grid grid = random_grid();
+    if (engine() % 2 == 0) {  // around the ties of this grid
+        for (std::size_t i = 0; i < n; ++i) {
+            x[i] = (static_cast<float>(static_cast<int>(engine() % 520) - 260) + 0.5f) * grid.scale;
+            if (engine() % 2 == 0) x[i] = std::nextafter(x[i], engine() % 2 == 0 ? kInfinity : -kInfinity);
+        }
+    }
+    kernels.quantize(x.data(), n, grid, codes.data());
+    portable.quantize(x.data(), n, grid, expected_codes.data());
+    check_same(codes, expected_codes, "quantize", name);
+    kernels.gelu(x.data(), n, y.data());
+    portable.gelu(x.data(), n, expected.data());
+    check_same(y, expected, "gelu", name);
+    kernels.gelu_quantize(x.data(), n, grid, codes.data());
+    portable.gelu_quantize(x.data(), n, grid, expected_codes.data());
+    check_same(codes, expected_codes, "gelu_quantize", name);
+
+    const float* added = engine() % 3 == 0 ? nullptr : residual.data();
+    kernels.layer_norm(x.data(), added, n, gamma.data(), beta.data(), 1e-12f, y.data());
+    portable.layer_norm(x.data(), added, n, gamma.data(), beta.data(), 1e-12f, expected.data());
+    check_same(y, expected, "layer_norm", name);
+    Floats here(x), there(x);  // in place
+    kernels.layer_norm(here.data(), added, n, gamma.data(), beta.data(), 1e-5f, here.data());
+    portable.layer_norm(there.data(), added, n, gamma.data(), beta.data(), 1e-5f, there.data());
+    check_same(here, there, "layer_norm in place", name);
+
+    Floats soft(x), expected_soft(x);
+    kernels.softmax(soft.data(), n);
+    portable.softmax(expected_soft.data(), n);
+    check_same(soft, expected_soft, "softmax", name);
+
+    Exact<std::int32_t> sums(n), offsets(n);
+    for (std::size_t i = 0; i < n; ++i) {
+        sums[i] = static_cast<std::int32_t>(engine() % 2000000) - 1000000;
+        offsets[i] = static_cast<std::int32_t>(engine() % 100000);
+    }
+    const std::size_t room = (n + kFloatLanes - 1) / kFloatLanes * kFloatLanes;
+    const Floats work(room), expected_work(room);
+    const float scale = engine() % 2 == 0 ? 1e-5f : 1e-6f;
+    kernels.softmax_quantize(sums.data(), -77, offsets.data(), n, scale, grid, work.data(), codes.data());
+    portable.softmax_quantize(sums.data(), -77, offsets.data(), n, scale, grid, expected_work.data(),
+                              expected_codes.data());
+    check_same(codes, expected_codes, "softmax_quantize", name);
+}
+
+// Codes of every float of two octaves, where quotients come closest to ties and to other floats.
+void compare_quotients(const FloatKernels& kernels, float scale, std::size_t count) {
+    const Grid grid{scale, 128, 0, 255};
+    const Floats x(4096);
+    const Bytes codes(4096), expected(4096);
+    std::uint32_t start;
+    const float first = 120.0f * scale;
+    std::memcpy(&start, &first, sizeof start);
+    start += engine() % 64;
+    for (std::size_t done = 0; done < count; done += x.size) {
+        for (std::size_t i = 0; i < x.size; ++i, start += 37) std::memcpy(&x[i], &start, sizeof start);
+        kernels.quantize(x.data(), x.size, grid, codes.data());
+        portable.quantize(x.data(), x.size, grid, expected.data());
+        check_same(codes, expected, "quantize near ties", kernels.name);
+    }
+}
+
+// ------------------------------------------------------------------- the portable ones against double
+
+// By softmax of (0, x), over the range where the result is not 0.
+double worst_exp() {
+    double worst = 0.0;
+    for (float x = -1e-4f; x > -86.9f; x *= 1.0f + 0x1p-15f) {
+        float row[2] = {0.0f, x};
+        portable.softmax(row, 2);
+        const double exact = std::exp(static_cast<double>(x)) / (1.0 + std::exp(static_cast<double>(x)));
+        worst = std::fmax(worst, std::fabs(row[1] - exact) / exact);
+    }
+    return worst;
+}
+
+double worst_gelu() {
+    double worst = 0.0;
+    for (float x = -12.0f; x < 12.0f; x += 0x1p-14f) {
+        float y;
+        portable.gelu(&x, 1, &y);
+        const double exact = 0.5 * x * std::erfc(-x / std::sqrt(2.0));
+        worst = std::fmax(worst, std::fabs(y - exact));
+    }
+    return worst;
+}
+
+double worst_layer_norm() {
+    double worst = 0.0;
+    for (const std::size_t n : {1, 5, 64, 384, 768, 4096}) {
+        for (const float mean : {0.0f, 3.0f, -100.0f}) {
+            Floats x = random_floats(n, 1.0f);
+            const Floats gamma = random_floats(n, 1.0f), beta = random_floats(n, 0.1f), y(n);
+            for (std::size_t i = 0; i < n; ++i) x[i] += mean;
+            portable.layer_norm(x.data(), nullptr, n, gamma.data(), beta.data(), 1e-5f, y.data());
+            double sum = 0.0, squares = 0.0;
+            for (std::size_t i = 0; i < n; ++i) sum += x[i];
+            const double middle = sum / static_cast<double>(n);
+            for (std::size_t i = 0; i < n; ++i) squares += (x[i] - middle) * (x[i] - middle);
+            const double deviation = std::sqrt(squares / static_cast<double>(n) + 1e-5f);
+            for (std::size_t i = 0; i < n; ++i) {
+                const double exact = (x[i] - middle) / deviation * gamma[i] + beta[i];
+                // The mean is rounded to a float, which matters in proportion to it.
+                const double unit = (1.0 + std::fabs(middle) / deviation) * std::fmax(std::fabs(exact), 1.0);
+                worst = std::fmax(worst, std::fabs(y[i] - exact) / unit);
+            }
+        }
+    }
+    return worst;
+}
+
+double worst_softmax() {
+    double worst = 0.0;
+    for (const std::size_t n : {1, 2, 17, 128, 512, 4096}) {
+        Floats x = random_floats(n, 4.0f);
+        std::vector<double> exact(n), distance(n);
+        double most = -1e300, sum = 0.0;
+        for (std::size_t i = 0; i < n; ++i) most = std::fmax(most, x[i]);
+        for (std::size_t i = 0; i < n; ++i) {
+            distance[i] = x[i] - most;
+            sum += exact[i] = std::exp(distance[i]);
+        }
+        portable.softmax(x.data(), n);
+        for (std::size_t i = 0; i < n; ++i) {
+            const double p = exact[i] / sum;
+            // The distance to the largest is rounded to a float, which matters in proportion to it.
+            worst = std::fmax(worst, std::fabs(x[i] - p) / p / (1.0 - distance[i]));
+        }
+    }
+    return worst;
+}
+
+void check_codes_by_hand() {
+    const Grid grid{0.5f, 128, 1, 255};
+    const float x[] = {0.0f, 0.25f, 0.75f, -0.25f, -0.75f, 63.5f, 1e9f, kInfinity, -1e9f, -kInfinity, kNan, -0.0f};
+    const int expected[] = {128, 128, 130, 128, 126, 255, 255, 255, 1, 1, 1, 128};
+    std::uint8_t codes[12];
+    portable.quantize(x, 12, grid, codes);
+    for (int i = 0; i < 12; ++i) check(codes[i] == expected[i], "codes by hand", "scalar", x[i]);
+}
+
+void check_bound(double found, double bound, const char* what) {
+    std::printf("  %-40s %.3g (at most %.3g)\n", what, found, bound);
+    check(found <= bound, what, "scalar", found);
+}
+
+}  // namespace
+
+int main() {
+    check_codes_by_hand();
+    // exp: 1.2e-7 relative by the polynomial, then a sum, a reciprocal and a product: four roundings of 6e-8.
+    check_bound(worst_exp(), 3.6e-7, "exp, relative error");
+    check_bound(worst_gelu(), 2.4e-7 + 4.8e-7, "GELU, absolute error in -12 to 12");
+    check_bound(worst_softmax(), 5e-7, "softmax, relative error per unit");
+    check_bound(worst_layer_norm(), 5e-7, "LayerNorm, error per unit");
+    for (const Target& target : targets()) {
+        const FloatKernels& kernels = *target.floats;
+        if (!target.supported() || &kernels == &portable) continue;
+        for (std::size_t n = 0; n <= 70; ++n) {
+            for (int round = 0; round < 12; ++round) compare(kernels, n, round % 3 == 0);
+        }
+        for (const std::size_t n : {384, 768, 1000, 3072}) compare(kernels, n, false), compare(kernels, n, true);
+        for (int i = 0; i < 40; ++i) {
+            compare_quotients(kernels, std::ldexp(1.0f + static_cast<float>(engine() % 65536) / 65536.0f, -6), 1 << 16);
+        }
+        // Reciprocals that round worst: just above and below powers of two.
+        for (const float scale : {1.0f, 0x1.000002p0f, 0x1.fffffep-1f, 0x1.fffffcp-1f, 0x1.8p0f, 0x1.555556p-6f}) {
+            compare_quotients(kernels, scale, 1 << 18);
+        }
+        std::printf("  %s: the same bits as portable code\n", target.name());
+    }
+    std::puts("float kernels: ok");
+    return 0;
+}
