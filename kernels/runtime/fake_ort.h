@@ -1,5 +1,6 @@
-// A small onnxruntime for tests and the fuzzer: what ort_api.h names, and nothing else. Tensors are heap blocks of
-// exactly their size, so that the address sanitizer sees one byte too many; what is not released is a leak.
+// A small onnxruntime for tests and the fuzzer: what ort_api.h names, and nothing else. Tensors are heap
+// blocks of exactly their size, so that the address sanitizer sees one byte too many; what is not released is
+// a leak.
 //
 // Entries that the library does not use end the process. `fail_at` lets one call fail.
 #pragma once
@@ -80,7 +81,8 @@ inline void resize(OrtValue& value, ONNXTensorElementDataType type, std::vector<
 }
 
 template <class T>
-OrtValue tensor(ONNXTensorElementDataType type, std::vector<std::int64_t> dims, const std::vector<T>& values) {
+OrtValue tensor(ONNXTensorElementDataType type, std::vector<std::int64_t> dims,
+                const std::vector<T>& values) {
     OrtValue made;
     resize(made, type, std::move(dims));
     if (made.bytes != values.size() * sizeof(T)) std::abort();
@@ -164,7 +166,8 @@ inline OrtApi made_api() {
     api.GetDimensions = [](const OrtTensorTypeAndShapeInfo* info, std::int64_t* dims,
                            std::size_t count) -> OrtStatus* {
         if (fails()) return status("no dimensions");
-        for (std::size_t i = 0; i < count && i < info->value->dims.size(); ++i) dims[i] = info->value->dims[i];
+        for (std::size_t i = 0; i < count && i < info->value->dims.size(); ++i)
+            dims[i] = info->value->dims[i];
         return nullptr;
     };
     api.GetTensorMutableData = [](OrtValue* value, void** out) -> OrtStatus* {

@@ -35,7 +35,9 @@ struct Lanes : Avx2 {
 
     // Eight values in each register; bit 3 of a place chooses the register.
     static Table table(const float* values) { return load(values); }
-    static F look_up(const Table& table, I place) { return {look_up(table, place.a), look_up(table, place.b)}; }
+    static F look_up(const Table& table, I place) {
+        return {look_up(table, place.a), look_up(table, place.b)};
+    }
     static __m256 look_up(const Table& table, __m256i place) {
         const __m256 low = _mm256_permutevar8x32_ps(table.a, place);
         const __m256 high = _mm256_permutevar8x32_ps(table.b, place);
@@ -64,10 +66,11 @@ struct Lanes : Avx2 {
     }
     static void store_bytes(I x, std::uint8_t* to) {
         // The low byte of every lane, first within 128 bits, then four such groups side by side.
-        const __m256i low = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12,
-                                             -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+        const __m256i low = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0,
+                                             4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
         const __m256i a = _mm256_shuffle_epi8(x.a, low), b = _mm256_shuffle_epi8(x.b, low);
-        const __m256i pairs = _mm256_unpacklo_epi32(a, b);  // a0–3 b0–3 in the lower, a4–7 b4–7 in the upper half
+        const __m256i pairs =
+            _mm256_unpacklo_epi32(a, b);  // a0–3 b0–3 in the lower, a4–7 b4–7 in the upper half
         const __m128i lower = _mm256_castsi256_si128(pairs), upper = _mm256_extracti128_si256(pairs, 1);
         const __m128i sorted = _mm_unpacklo_epi32(lower, upper);  // a0–3 a4–7 b0–3 b4–7
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to), sorted);

@@ -22,7 +22,9 @@ struct Lanes : Avx512 {
     static F fill_after(F x, std::size_t n, F beyond) { return _mm512_mask_mov_ps(beyond, first(n), x); }
 
     static Table table(const float* values) { return _mm512_loadu_ps(values); }
-    static F look_up(Table table, I place) { return _mm512_permutexvar_ps(place, table); }  // its low four bits
+    static F look_up(Table table, I place) {
+        return _mm512_permutexvar_ps(place, table);
+    }  // its low four bits
 
     static I all(std::int32_t value) { return _mm512_set1_epi32(value); }
     static I load(const std::int32_t* from) { return _mm512_loadu_si512(from); }

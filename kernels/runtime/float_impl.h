@@ -1,8 +1,8 @@
-// The formulas of float_scalar.cpp on sixteen lanes. A file of an instruction set includes this with its lanes V
-// and compiles it for itself.
+// The formulas of float_scalar.cpp on sixteen lanes. A file of an instruction set includes this with its
+// lanes V and compiles it for itself.
 //
-// Note: everything here is in an unnamed namespace, and no inline function of the standard library with external
-// linkage is called: the linker would merge it with its twin from portable code.
+// Note: everything here is in an unnamed namespace, and no inline function of the standard library with
+// external linkage is called: the linker would merge it with its twin from portable code.
 #pragma once
 
 #include <math.h>
@@ -218,14 +218,15 @@ template <class V>
 void softmax(float* x, std::size_t n) {
     const auto nothing = V::all(-HUGE_VALF);
     auto most = nothing;
-    by_lanes<V>(n, [&](std::size_t i, auto lanes) { most = V::max(lanes.fill(lanes.load(x + i), nothing), most); });
+    by_lanes<V>(
+        n, [&](std::size_t i, auto lanes) { most = V::max(lanes.fill(lanes.load(x + i), nothing), most); });
     const auto factor = V::all(exps_of_row<V>(x, n, largest_lane<V>(most)));
     by_lanes<V>(n, [&](std::size_t i, auto lanes) { lanes.store(V::mul(lanes.load(x + i), factor), x + i); });
 }
 
 template <class V>
-void softmax_quantize(const std::int32_t* sums, std::int32_t shift, const std::int32_t* offsets, std::size_t n,
-                      float scale, const Grid& grid, float* work, std::uint8_t* codes) {
+void softmax_quantize(const std::int32_t* sums, std::int32_t shift, const std::int32_t* offsets,
+                      std::size_t n, float scale, const Grid& grid, float* work, std::uint8_t* codes) {
     const auto nothing = V::all(-HUGE_VALF), factor = V::all(scale);
     const auto shifts = V::all(shift);
     auto most = nothing;
@@ -245,8 +246,7 @@ void softmax_quantize(const std::int32_t* sums, std::int32_t shift, const std::i
 
 template <class V>
 constexpr FloatKernels table(const char* name) {
-    return {name,          quantize<V>, gelu<V>,           gelu_quantize<V>,
-            layer_norm<V>, softmax<V>,  softmax_quantize<V>};
+    return {name, quantize<V>, gelu<V>, gelu_quantize<V>, layer_norm<V>, softmax<V>, softmax_quantize<V>};
 }
 
 }  // namespace

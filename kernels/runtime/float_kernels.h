@@ -46,10 +46,10 @@ struct FloatKernels {
 };
 
 extern const FloatKernels kScalarFloats;
-#ifdef MREM_RUNTIME_HAVE_AVX2
+#ifdef MREM_RUNTIME_HAVE_FLOATS_AVX2
 extern const FloatKernels kAvx2Floats;  // needs AVX2 and FMA
 #endif
-#ifdef MREM_RUNTIME_HAVE_AVX512VNNI
+#ifdef MREM_RUNTIME_HAVE_FLOATS_AVX512
 extern const FloatKernels kAvx512Floats;  // needs AVX-512 F, BW, DQ, VL
 #endif
 

@@ -35,5 +35,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_SIZEOF_VOID
    AND NOT CMAKE_OSX_ARCHITECTURES MATCHES "arm64")
   set(avx2 -mavx2 -mfma)
   set(avx512 ${avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl)
+  mrem_runtime_target(FLOATS_AVX2 FLAGS ${avx2} FILES float_avx2.cpp)
+  mrem_runtime_target(FLOATS_AVX512 FLAGS ${avx512} FILES float_avx512.cpp)
   mrem_runtime_target(AVX512VNNI FLAGS ${avx512} -mavx512vnni FILES gemm_avx512vnni.cpp)
 endif()

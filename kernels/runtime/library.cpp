@@ -6,6 +6,7 @@
 
 #include "active.h"
 #include "operators/operator.h"
+#include "targets.h"
 
 #if defined(_WIN32)
 #define MREM_EXPORT extern "C" __declspec(dllexport)
@@ -73,6 +74,8 @@ MREM_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtAp
     const OrtApi* api = base->GetApi(kApiVersion);
     if (api == nullptr) return too_old(*base);
     return guarded(*api, [&] {
+        std::string problem;
+        if (choose_target(&problem) == nullptr) throw Error("mrem.runtime: " + problem);
         static Domains domains;
         if (OrtStatus* status = domains.add_to(options, *api)) {
             const std::string message = api->GetErrorMessage(status);
@@ -83,5 +86,14 @@ MREM_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtAp
 }
 
 MREM_EXPORT const char* mrem_runtime_version() { return MREM_RUNTIME_VERSION; }
-MREM_EXPORT const char* mrem_runtime_target() { return mrem::runtime::active_target(); }
+// Null if MREM_CPU_TARGET names none that can run here.
+MREM_EXPORT const char* mrem_runtime_target() {
+    try {
+        std::string problem;
+        const mrem::runtime::Target* target = mrem::runtime::choose_target(&problem);
+        return target == nullptr ? nullptr : target->name();
+    } catch (...) {
+        return nullptr;
+    }
+}
 MREM_EXPORT int mrem_runtime_format() { return static_cast<int>(mrem::runtime::kFormat); }

@@ -1,5 +1,5 @@
-// Nodes for tests and the fuzzer: each operator with drawn shapes, attributes, weights and inputs, all of them
-// valid, and what it must compute.
+// Nodes for tests and the fuzzer: each operator with drawn shapes, attributes, weights and inputs, all of
+// them valid, and what it must compute.
 #pragma once
 
 #include <functional>
@@ -35,14 +35,15 @@ struct Sample {
 
     // The next input. A constant one is known when the kernel is made.
     template <class T>
-    const T* add(ONNXTensorElementDataType type, std::vector<std::int64_t> shape, const std::vector<T>& content,
-                 bool constant) {
+    const T* add(ONNXTensorElementDataType type, std::vector<std::int64_t> shape,
+                 const std::vector<T>& content, bool constant) {
         values.push_back(fake_ort::tensor(type, std::move(shape), content));
         if (constant) info.constants[context.inputs.size()] = &values.back();
         context.inputs.push_back(&values.back());
         return reinterpret_cast<const T*>(values.back().data.get());
     }
-    const float* add_floats(std::vector<std::int64_t> shape, Draw& draw, float low, float high, bool constant) {
+    const float* add_floats(std::vector<std::int64_t> shape, Draw& draw, float low, float high,
+                            bool constant) {
         std::size_t count = 1;
         for (const std::int64_t dim : shape) count *= static_cast<std::size_t>(dim);
         std::vector<float> content(count);
@@ -84,7 +85,8 @@ inline Grid draw_grid(Sample& sample, const std::string& name, Draw& draw) {
 }
 
 // The three inputs of a matrix and its attributes; `title` is empty or ends with "_".
-inline Weight draw_weight(Sample& sample, const std::string& title, std::size_t in, std::size_t out, Draw& draw) {
+inline Weight draw_weight(Sample& sample, const std::string& title, std::size_t in, std::size_t out,
+                          Draw& draw) {
     const Coding coding = draw_coding(sample, title, draw);
     sample.info.integers[title + "in"] = static_cast<std::int64_t>(in);
     sample.info.integers[title + "out"] = static_cast<std::int64_t>(out);
@@ -95,15 +97,17 @@ inline Weight draw_weight(Sample& sample, const std::string& title, std::size_t 
     for (std::size_t k = 0; k < in; ++k) {
         for (std::size_t n = 0; n < out; ++n) {
             const Place place = place_of(k, n, in, coding.bits);
-            const std::size_t code = extreme == 0 ? highest : extreme == 1 ? lowest : draw.from(lowest, highest);
+            const std::size_t code = extreme == 0   ? highest
+                                     : extreme == 1 ? lowest
+                                                    : draw.from(lowest, highest);
             codes[place.byte] = static_cast<std::uint8_t>(codes[place.byte] | code << place.shift);
         }
     }
     const auto width = static_cast<std::int64_t>(out);
-    weight.codes = sample.add(ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8,
-                              {static_cast<std::int64_t>(panels(out)),
-                               static_cast<std::int64_t>(steps(in, coding.bits)), 64},
-                              codes, true);
+    weight.codes = sample.add(
+        ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8,
+        {static_cast<std::int64_t>(panels(out)), static_cast<std::int64_t>(steps(in, coding.bits)), 64},
+        codes, true);
     weight.scale = sample.add_floats({width}, draw, 0.001f, 0.03f, true);
     weight.bias = sample.add_floats({width}, draw, -1.0f, 1.0f, true);
     return weight;
@@ -116,7 +120,9 @@ inline void draw_mask(Sample& sample, std::vector<std::int64_t> shape, Draw& dra
     for (std::size_t b = 0; b < batch; ++b) {
         const std::size_t length = draw.below(tokens + 1);
         for (std::size_t t = 0; t < tokens; ++t) {
-            const bool real = kind == 0 || (kind == 1 ? t < length : kind == 2 ? t >= length : draw.below(3) != 0);
+            const bool real = kind == 0 || (kind == 1   ? t < length
+                                            : kind == 2 ? t >= length
+                                                        : draw.below(3) != 0);
             mask[b * tokens + t] = real ? 1 - 2 * static_cast<std::int64_t>(kind == 3) : 0;
         }
     }
@@ -125,7 +131,8 @@ inline void draw_mask(Sample& sample, std::vector<std::int64_t> shape, Draw& dra
 
 // hidden and mask of a block; (batch, tokens), now and then empty.
 inline std::pair<std::size_t, std::size_t> draw_hidden(Sample& sample, std::size_t hidden, Draw& draw) {
-    const std::size_t batch = draw.chance(16) ? 0 : draw.from(1, 3), tokens = draw.chance(16) ? 0 : draw.from(1, 21);
+    const std::size_t batch = draw.chance(16) ? 0 : draw.from(1, 3),
+                      tokens = draw.chance(16) ? 0 : draw.from(1, 21);
     const auto b = static_cast<std::int64_t>(batch), t = static_cast<std::int64_t>(tokens);
     sample.dims = {b, t, static_cast<std::int64_t>(hidden)};
     sample.add_floats(sample.dims, draw, -3.0f, 3.0f, false);
@@ -142,16 +149,20 @@ inline const std::int64_t* input_ids(const Sample& sample, std::size_t i) {
 
 inline void draw_linear(Sample& sample, Draw& draw) {
     sample.op = &low_bit_linear();
-    const std::size_t in = draw.from(1, 80), out = draw.from(1, 40), rows = draw.chance(16) ? 0 : draw.from(1, 9);
+    const std::size_t in = draw.from(1, 80), out = draw.from(1, 40),
+                      rows = draw.chance(16) ? 0 : draw.from(1, 9);
     const auto count = static_cast<std::int64_t>(rows), width = static_cast<std::int64_t>(in);
     const bool three = draw.chance(2);
     sample.dims = {count, static_cast<std::int64_t>(out)};
     if (three) sample.dims.insert(sample.dims.begin(), 1);
-    sample.add_floats(three ? std::vector<std::int64_t>{1, count, width} : std::vector<std::int64_t>{count, width},
-                      draw, -3.0f, 3.0f, false);
+    sample.add_floats(
+        three ? std::vector<std::int64_t>{1, count, width} : std::vector<std::int64_t>{count, width}, draw,
+        -3.0f, 3.0f, false);
     const Grid x = draw_grid(sample, "x", draw);
     const Weight weight = draw_weight(sample, "", in, out, draw);
-    sample.expected = [=, &sample](float* y) { reference_linear(weight, x, input_floats(sample, 0), rows, y); };
+    sample.expected = [=, &sample](float* y) {
+        reference_linear(weight, x, input_floats(sample, 0), rows, y);
+    };
 }
 
 inline void draw_attention(Sample& sample, Draw& draw) {
@@ -233,7 +244,8 @@ inline void draw_embedding(Sample& sample, Draw& draw) {
     PlainEmbedding plain{};
     plain.width = draw.from(1, 50);
     const std::size_t vocabulary = draw.from(1, 20), positions = draw.from(1, 24), types = draw.below(3);
-    const std::size_t batch = draw.chance(16) ? 0 : draw.from(1, 3), tokens = draw.chance(16) ? 0 : draw.from(1, 40);
+    const std::size_t batch = draw.chance(16) ? 0 : draw.from(1, 3),
+                      tokens = draw.chance(16) ? 0 : draw.from(1, 40);
     const auto b = static_cast<std::int64_t>(batch), t = static_cast<std::int64_t>(tokens);
     const auto width = static_cast<std::int64_t>(plain.width), v = static_cast<std::int64_t>(vocabulary);
     sample.dims = {b, t, width};
@@ -251,9 +263,11 @@ inline void draw_embedding(Sample& sample, Draw& draw) {
     const std::size_t row_bytes = (plain.width * static_cast<std::size_t>(plain.coding.bits) + 7) / 8;
     std::vector<std::uint8_t> codes(vocabulary * row_bytes);
     for (std::uint8_t& byte : codes) byte = static_cast<std::uint8_t>(draw.next());
-    plain.codes = sample.add(ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8, {v, static_cast<std::int64_t>(row_bytes)}, codes, true);
+    plain.codes = sample.add(ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8, {v, static_cast<std::int64_t>(row_bytes)},
+                             codes, true);
     plain.scale = sample.add_floats({v}, draw, 0.0f, 0.1f, true);
-    plain.positions = sample.add_floats({static_cast<std::int64_t>(positions), width}, draw, -1.0f, 1.0f, true);
+    plain.positions =
+        sample.add_floats({static_cast<std::int64_t>(positions), width}, draw, -1.0f, 1.0f, true);
     if (types != 0) {
         plain.types = sample.add_floats({static_cast<std::int64_t>(types), width}, draw, -1.0f, 1.0f, true);
     } else {
@@ -293,7 +307,8 @@ inline void draw_embedding(Sample& sample, Draw& draw) {
 
 // A node of one of the operators. `sample` must not move afterwards.
 inline void draw_node(Sample& sample, Draw& draw) {
-    static void (*const all[])(Sample&, Draw&) = {draw_linear, draw_attention, draw_feed_forward, draw_embedding};
+    static void (*const all[])(Sample&, Draw&) = {draw_linear, draw_attention, draw_feed_forward,
+                                                  draw_embedding};
     sample.info.integers["format"] = kFormat;
     all[draw.below(4)](sample, draw);
 }

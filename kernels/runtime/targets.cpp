@@ -11,12 +11,11 @@ namespace {
 
 constexpr const char* kVariable = "MREM_CPU_TARGET";
 
-#ifdef MREM_RUNTIME_HAVE_FLOATS
+#ifdef MREM_RUNTIME_HAVE_FLOATS_AVX512
 [[maybe_unused]] const FloatKernels& kWideFloats = kAvx512Floats;
+#endif
+#ifdef MREM_RUNTIME_HAVE_FLOATS_AVX2
 [[maybe_unused]] const FloatKernels& kNarrowFloats = kAvx2Floats;
-#else
-[[maybe_unused]] const FloatKernels& kWideFloats = kScalarFloats;
-[[maybe_unused]] const FloatKernels& kNarrowFloats = kScalarFloats;
 #endif
 
 bool always() { return true; }

@@ -1,5 +1,5 @@
-// Tests of the float kernels: every target gives the bits of the portable ones, for all lengths, and those are as
-// close to a computation in double as their contract says.
+// Tests of the float kernels: every target gives the bits of the portable ones, for all lengths, and those
+// are as close to a computation in double as their contract says.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -41,7 +41,8 @@ using Bytes = Exact<std::uint8_t>;
 bool same(float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0 || (std::isnan(a) && std::isnan(b)); }
 
 void check_same(const Floats& found, const Floats& expected, const char* what, const char* target) {
-    for (std::size_t i = 0; i < found.size; ++i) check(same(found[i], expected[i]), what, target, expected[i]);
+    for (std::size_t i = 0; i < found.size; ++i)
+        check(same(found[i], expected[i]), what, target, expected[i]);
 }
 
 void check_same(const Bytes& found, const Bytes& expected, const char* what, const char* target) {
@@ -59,10 +60,11 @@ Floats random_floats(std::size_t n, float width) {
 }
 
 // Numbers that are seldom drawn.
-const std::vector<float> kOdd = {0.0f,      -0.0f,   kInfinity, -kInfinity, kNan,     -kNan,   1e-45f,  -1e-45f,
-                                 1.17e-38f, -1e-38f, 3.4e38f,   -3.4e38f,   0x1p-24f, 0x1p24f, 1e10f,   -1e10f,
-                                 0.5f,      -0.5f,   1.5f,      2.5f,       -2.5f,    5.5764f, 5.5765f, -5.5764f,
-                                 -86.99f,   -87.0f,  -87.01f,   -103.0f,    -104.0f,  88.0f,   100.0f,  -1e-3f};
+const std::vector<float> kOdd = {0.0f,    -0.0f,     kInfinity, -kInfinity, kNan,     -kNan,    1e-45f,
+                                 -1e-45f, 1.17e-38f, -1e-38f,   3.4e38f,    -3.4e38f, 0x1p-24f, 0x1p24f,
+                                 1e10f,   -1e10f,    0.5f,      -0.5f,      1.5f,     2.5f,     -2.5f,
+                                 5.5764f, 5.5765f,   -5.5764f,  -86.99f,    -87.0f,   -87.01f,  -103.0f,
+                                 -104.0f, 88.0f,     100.0f,    -1e-3f};
 
 void mix_in_odd(const Floats& x) {
     for (std::size_t i = 0; i < x.size; ++i) {
@@ -71,10 +73,10 @@ void mix_in_odd(const Floats& x) {
 }
 
 Grid random_grid() {
-    static const Grid fixed[] = {{0.03f, 128, 0, 255}, {0.11f, 128, 121, 135}, {1.0f / 255, 0, 0, 255},
-                                 {0.02f, 9, 0, 255},   {1.0f / 3, 128, 1, 255}, {0x1p-20f, 255, 0, 255},
-                                 {1e-30f, 128, 0, 255}, {1e30f, 128, 0, 255},   {1e-45f, 128, 0, 255},
-                                 {3e38f, 0, 0, 255},    {0.7f, 0, 5, 5},        {0.5f, 255, 0, 0}};
+    static const Grid fixed[] = {{0.03f, 128, 0, 255},  {0.11f, 128, 121, 135},  {1.0f / 255, 0, 0, 255},
+                                 {0.02f, 9, 0, 255},    {1.0f / 3, 128, 1, 255}, {0x1p-20f, 255, 0, 255},
+                                 {1e-30f, 128, 0, 255}, {1e30f, 128, 0, 255},    {1e-45f, 128, 0, 255},
+                                 {3e38f, 0, 0, 255},    {0.7f, 0, 5, 5},         {0.5f, 255, 0, 0}};
     Grid grid = fixed[engine() % 12];
     if (engine() % 2 == 0) grid.scale *= 1.0f + static_cast<float>(engine() % 1000) / 1000.0f;
     if (!std::isfinite(grid.scale)) grid.scale = 3e38f;
@@ -223,7 +225,8 @@ double worst_softmax() {
 
 void check_codes_by_hand() {
     const Grid grid{0.5f, 128, 1, 255};
-    const float x[] = {0.0f, 0.25f, 0.75f, -0.25f, -0.75f, 63.5f, 1e9f, kInfinity, -1e9f, -kInfinity, kNan, -0.0f};
+    const float x[] = {0.0f, 0.25f,     0.75f, -0.25f,     -0.75f, 63.5f,
+                       1e9f, kInfinity, -1e9f, -kInfinity, kNan,   -0.0f};
     const int expected[] = {128, 128, 130, 128, 126, 255, 255, 255, 1, 1, 1, 128};
     std::uint8_t codes[12];
     portable.quantize(x, 12, grid, codes);
@@ -250,12 +253,15 @@ int main() {
         for (std::size_t n = 0; n <= 70; ++n) {
             for (int round = 0; round < 12; ++round) compare(kernels, n, round % 3 == 0);
         }
-        for (const std::size_t n : {384, 768, 1000, 3072}) compare(kernels, n, false), compare(kernels, n, true);
+        for (const std::size_t n : {384, 768, 1000, 3072})
+            compare(kernels, n, false), compare(kernels, n, true);
         for (int i = 0; i < 40; ++i) {
-            compare_quotients(kernels, std::ldexp(1.0f + static_cast<float>(engine() % 65536) / 65536.0f, -6), 1 << 16);
+            compare_quotients(kernels, std::ldexp(1.0f + static_cast<float>(engine() % 65536) / 65536.0f, -6),
+                              1 << 16);
         }
         // Reciprocals that round worst: just above and below powers of two.
-        for (const float scale : {1.0f, 0x1.000002p0f, 0x1.fffffep-1f, 0x1.fffffcp-1f, 0x1.8p0f, 0x1.555556p-6f}) {
+        for (const float scale :
+             {1.0f, 0x1.000002p0f, 0x1.fffffep-1f, 0x1.fffffcp-1f, 0x1.8p0f, 0x1.555556p-6f}) {
             compare_quotients(kernels, scale, 1 << 18);
         }
         std::printf("  %s: the same bits as portable code\n", target.name());

@@ -1,5 +1,5 @@
-// Tests of the operators through onnxruntime's C interface, in a small fake of it: what they compute, and that
-// everything that does not fit is an error that names the operator and the reason.
+// Tests of the operators through onnxruntime's C interface, in a small fake of it: what they compute, and
+// that everything that does not fit is an error that names the operator and the reason.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -45,8 +45,10 @@ std::string message(OrtStatus* status) {
 
 void expect_error(Sample& sample, const std::string& part) {
     const std::string found = message(run_node(sample));
-    if (found.find(part) == std::string::npos) fail("expected an error with \"" + part + "\", found \"" + found + "\"");
-    if (found.find("mrem.runtime") == std::string::npos) fail("the error does not name the operator: " + found);
+    if (found.find(part) == std::string::npos)
+        fail("expected an error with \"" + part + "\", found \"" + found + "\"");
+    if (found.find("mrem.runtime") == std::string::npos)
+        fail("the error does not name the operator: " + found);
 }
 
 void check_result(const Sample& sample, bool exact) {
@@ -90,7 +92,8 @@ void test_calls_at_once() {
         Sample sample;
         draw_node(sample, draw);
         void* kernel = nullptr;
-        if (sample.op->CreateKernelV2(sample.op, &fake_ort::api(), &sample.info, &kernel) != nullptr) fail("no kernel");
+        if (sample.op->CreateKernelV2(sample.op, &fake_ort::api(), &sample.info, &kernel) != nullptr)
+            fail("no kernel");
         std::vector<std::vector<float>> found(4);
         std::vector<std::thread> callers;
         for (std::vector<float>& y : found) {
@@ -135,7 +138,8 @@ void test_attributes() {
             sample.info = whole;
             sample.info.integers.erase(name);
             expect_error(sample, name);
-            for (const std::int64_t bad : {INT64_MIN, std::int64_t{-1000000}, std::int64_t{1000000000000}, INT64_MAX}) {
+            for (const std::int64_t bad :
+                 {INT64_MIN, std::int64_t{-1000000}, std::int64_t{1000000000000}, INT64_MAX}) {
                 sample.info = whole;
                 sample.info.integers[name] = bad;
                 expect_error(sample, name == "format" ? "format" : name + " is " + std::to_string(bad));
@@ -192,7 +196,7 @@ void test_constants() {
                 std::memset(changed.data.get(), 0, changed.bytes);
                 const bool table = make == draw_embedding;
                 std::string part = "input " + std::to_string(index);
-                if (change == 0) {  // an input of the graph instead
+                if (change == 0) {                      // an input of the graph instead
                     if (table && index == 7) continue;  // then the model has no types, which is allowed
                     sample.info.constants.erase(index);
                 } else if (change == 1) {
@@ -248,7 +252,9 @@ void test_inputs() {
                 }
                 if (change == 1) fake_ort::resize(changed, type == kFloat ? kInt64 : kFloat, dims);
                 if (change == 2) fake_ort::resize(changed, type, {});
-                if (change == 3) dims.insert(dims.begin(), 2), dims.insert(dims.begin(), 2), fake_ort::resize(changed, type, dims);
+                if (change == 3)
+                    dims.insert(dims.begin(), 2), dims.insert(dims.begin(), 2),
+                        fake_ort::resize(changed, type, dims);
                 if (change == 4) dims.back() += 1, fake_ort::resize(changed, type, dims);
                 if (change == 5) dims.back() = 0, fake_ort::resize(changed, type, dims);
                 if (change == 6) dims.front() += 1, fake_ort::resize(changed, type, dims);
@@ -277,7 +283,8 @@ void test_ids() {
                 std::memcpy(ids->data.get() + 8 * place, &bad, 8);
                 bool read = false;  // by some token whose mask is not 0
                 const std::size_t tokens = sample.context.inputs[0]->bytes / 8;
-                for (std::size_t i = 0; i < tokens; ++i) read |= i % count == place && input_ids(sample, 1)[i] != 0;
+                for (std::size_t i = 0; i < tokens; ++i)
+                    read |= i % count == place && input_ids(sample, 1)[i] != 0;
                 if (read) {
                     expect_error(sample, "has the value " + std::to_string(bad));
                 } else if (const std::string problem = message(run_node(sample)); !problem.empty()) {
@@ -301,7 +308,8 @@ void test_hot_rows_out_of_range() {
     }
 }
 
-// Every call into onnxruntime fails once, and every allocation: an error, no leak, and afterwards all is well.
+// Every call into onnxruntime fails once, and every allocation: an error, no leak, and afterwards all is
+// well.
 void test_failures() {
     for (const auto& [make, first] : kOperators) {
         Generator draw(seed_now = 11);
@@ -349,12 +357,14 @@ void test_registration() {
     const OrtCustomOpDomain& domain = *options.domains[0];
     if (domain.name != "mrem.runtime" || domain.ops.size() != 4) fail("the domain");
     for (const OrtCustomOp* op : domain.ops) {
-        if (op->version != kApiVersion || op->GetOutputTypeCount(op) != 1 || op->GetInputTypeCount(op) < 4) fail("an operator");
+        if (op->version != kApiVersion || op->GetOutputTypeCount(op) != 1 || op->GetInputTypeCount(op) < 4)
+            fail("an operator");
     }
     fake_ort::version = 16;
     const std::string old = message(RegisterCustomOps(&options, &fake_ort::base()));
     fake_ort::version = 23;
-    if (old != "mrem-runtime needs onnxruntime 1.17 or newer; this is 1.fake") fail("an old onnxruntime: " + old);
+    if (old != "mrem-runtime needs onnxruntime 1.17 or newer; this is 1.fake")
+        fail("an old onnxruntime: " + old);
     if (std::strlen(mrem_runtime_version()) < 5 || mrem_runtime_format() != 1) fail("the facts");
     std::printf("  version %s, target %s\n", mrem_runtime_version(), mrem_runtime_target());
 }

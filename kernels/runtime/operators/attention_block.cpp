@@ -1,9 +1,14 @@
 // AttentionBlock(hidden, mask, qkv codes, scale, bias, out codes, scale, bias, gamma, beta).
+#include <algorithm>
+
 #include "encoder_block.h"
 #include "operator.h"
 
 namespace mrem::runtime {
 namespace {
+
+// Products of two codes, 255 · 255 each, that a sum of 32 bits holds.
+constexpr std::size_t kLongestProduct = 33025;
 
 AttentionShape attention_shape(const Node& node) {
     AttentionShape shape{};
@@ -13,6 +18,10 @@ AttentionShape attention_shape(const Node& node) {
     if (shape.hidden % shape.heads != 0) {
         node.refuse("the attribute heads is " + std::to_string(shape.heads) +
                     ", which does not divide qkv_in = " + std::to_string(hidden));
+    }
+    if (shape.hidden / shape.heads > kLongestProduct) {
+        node.refuse("heads of " + std::to_string(shape.hidden / shape.heads) + " columns are wider than " +
+                    std::to_string(kLongestProduct));
     }
     node.integer("qkv_out", 3 * hidden, 3 * hidden);
     node.integer("out_in", hidden, hidden);
@@ -46,7 +55,20 @@ class AttentionKernel {
     static constexpr const Port (&kInputs)[10] = kEncoderBlockInputs;
 
     explicit AttentionKernel(const Node& node) : AttentionKernel(attention_shape(node)) {}
-    void compute(const Call& call, Pool& pool) const { run_block(call, pool, block_, hidden_); }
+    void compute(const Call& call, Pool& pool) const {
+        run_block(call, pool, block_, hidden_,
+                  [&](const std::int64_t* mask, std::size_t batch, std::size_t tokens) {
+                      for (std::size_t b = 0; tokens > kLongestProduct && b < batch; ++b) {
+                          const std::size_t padding = static_cast<std::size_t>(
+                              std::count(mask + b * tokens, mask + (b + 1) * tokens, 0));
+                          if (tokens - padding > kLongestProduct) {
+                              call.refuse("example " + std::to_string(b) + " has " +
+                                          std::to_string(tokens - padding) + " tokens, more than " +
+                                          std::to_string(kLongestProduct));
+                          }
+                      }
+                  });
+    }
 
   private:
     explicit AttentionKernel(const AttentionShape& shape) : hidden_(shape.hidden), block_(shape) {}

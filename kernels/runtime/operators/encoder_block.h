@@ -8,6 +8,8 @@ namespace mrem::runtime {
 
 constexpr std::int64_t kMostHidden = static_cast<std::int64_t>(kMostInputs);
 
+constexpr std::size_t kMostTokens = 0x7fffffff;  // of all examples together: blocks count rows in 32 bits
+
 constexpr Port kEncoderBlockInputs[] = {
     {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT}, {ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64},
     {ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8}, {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT},
@@ -16,8 +18,9 @@ constexpr Port kEncoderBlockInputs[] = {
     {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT}, {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT},
 };
 
-template <class Block>
-void run_block(const Call& call, Pool& pool, const Block& block, std::size_t width) {
+// `check(mask, batch, tokens)` may refuse what the others need not know.
+template <class Block, class Check>
+void run_block(const Call& call, Pool& pool, const Block& block, std::size_t width, const Check& check) {
     const Tensor hidden = call.input(0, "hidden", ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT);
     const Tensor mask = call.input(1, "mask", ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64);
     if (hidden.dims.size() != 3 || hidden.dims[2] != static_cast<std::int64_t>(width)) {
@@ -28,10 +31,13 @@ void run_block(const Call& call, Pool& pool, const Block& block, std::size_t wid
     if (mask.dims != tokens) {
         call.refuse("input 1 (mask) has shape " + shown(mask.dims) + ", expected " + shown(tokens));
     }
+    if (elements(tokens) > kMostTokens)
+        call.refuse("there are more than " + std::to_string(kMostTokens) + " tokens");
     float* y = call.output(hidden.dims);
     if (elements(hidden.dims) == 0) return;
-    block.run(hidden.as<float>(), mask.as<std::int64_t>(), static_cast<std::size_t>(tokens[0]),
-              static_cast<std::size_t>(tokens[1]), pool, y);
+    const auto batch = static_cast<std::size_t>(tokens[0]), length = static_cast<std::size_t>(tokens[1]);
+    check(mask.as<std::int64_t>(), batch, length);
+    block.run(hidden.as<float>(), mask.as<std::int64_t>(), batch, length, pool, y);
 }
 
 }  // namespace mrem::runtime

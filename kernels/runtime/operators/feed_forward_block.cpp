@@ -29,7 +29,9 @@ class FeedForwardKernel {
     static constexpr const Port (&kInputs)[10] = kEncoderBlockInputs;
 
     explicit FeedForwardKernel(const Node& node) : FeedForwardKernel(feed_forward_shape(node)) {}
-    void compute(const Call& call, Pool& pool) const { run_block(call, pool, block_, hidden_); }
+    void compute(const Call& call, Pool& pool) const {
+        run_block(call, pool, block_, hidden_, [](const std::int64_t*, std::size_t, std::size_t) {});
+    }
 
   private:
     explicit FeedForwardKernel(const FeedForwardShape& shape) : hidden_(shape.hidden), block_(shape) {}

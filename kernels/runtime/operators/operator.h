@@ -68,7 +68,14 @@ struct Operator : OrtCustomOp {
         GetEndVersion = [](const OrtCustomOp*) { return 1; };
         CreateKernelV2 = [](const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
             *kernel = nullptr;
-            return guarded(*api, [&] { *kernel = new Made(*api, Node(*api, info, Kernel::kName)); });
+            return guarded(*api, [&] {
+                const Node node(*api, info, Kernel::kName);
+                try {
+                    *kernel = new Made(*api, node);
+                } catch (const std::invalid_argument& problem) {  // what blocks.h cannot compute
+                    node.refuse(problem.what());
+                }
+            });
         };
         KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
             const auto& made = *static_cast<const Made*>(kernel);
