@@ -18,6 +18,8 @@ from mrem_deploy.base import early
 if TYPE_CHECKING:
     from mrem_deploy.api import quantize_model as quantize_model
     from mrem_deploy.base.errors import UserError as UserError
+    from mrem_deploy.deploy.embedder import sentence_transformer as sentence_transformer
+    from mrem_deploy.deploy.reranker import cross_encoder as cross_encoder
     from mrem_deploy.export import export_onnx as export_onnx
     from mrem_deploy.pipeline import run as run
     from mrem_deploy.quant.frozen import load as load
@@ -36,6 +38,8 @@ _HOMES = {
     "open_result": "mrem_deploy.result",
     "load": "mrem_deploy.quant.frozen",
     "export_onnx": "mrem_deploy.export",
+    "sentence_transformer": "mrem_deploy.deploy.embedder",
+    "cross_encoder": "mrem_deploy.deploy.reranker",
     "UserError": "mrem_deploy.base.errors",
 }
 __all__ = ["__version__", *_HOMES]

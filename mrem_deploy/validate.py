@@ -125,6 +125,7 @@ def validate(settings: Settings) -> Validation:
     from mrem_deploy.evaluate.evaluation import Evaluation
     from mrem_deploy.evaluate.predict import torch_predictor
     from mrem_deploy.models.loading import load_tokenizer
+    from mrem_deploy.models.sentence_files import sentence_files
     from mrem_deploy.quant.frozen import FrozenModel, build
 
     folder = settings.folder
@@ -141,7 +142,10 @@ def validate(settings: Settings) -> Validation:
 
     say(f"reading the evaluation split of {recipe.task}")
     tokenizer = load_tokenizer(folder)
-    evaluation = Evaluation(recipe, _open_data(recipe), tokenizer, frozen.config, settings.batch_size)
+    sentences = sentence_files(folder, recipe.model or "")
+    evaluation = Evaluation(
+        recipe, _open_data(recipe), tokenizer, frozen.config, settings.batch_size, sentences
+    )
     quantized = build(frozen)
     problem = add_original(evaluation, recipe, frozen.head)
     evaluation.add(QUANTIZED, torch_predictor(quantized))

@@ -1,4 +1,4 @@
-"""JSON from files that others may have written or damaged: one object of plain text, or a UserError.
+"""JSON from files that others may have written or damaged: an object of plain text, or a UserError.
 
 Python's own reader lets through what fails much later, in a library or at the terminal: halves of surrogate
 pairs, which no file and no terminal can hold, and nesting so deep that copying the content overflows.
@@ -21,6 +21,11 @@ def read_object(path: Path, remedy: str) -> dict[str, Any]:
     return parse_object(read_bytes(path, remedy), path, remedy)
 
 
+def read_list(path: Path, remedy: str) -> list[Any]:
+    """The same for a JSON array."""
+    return _parse(read_bytes(path, remedy), path, remedy, list)
+
+
 def read_bytes(path: Path, remedy: str) -> bytes:
     """The content of a file of JSON, if it has a size that one can have."""
     try:
@@ -36,9 +41,13 @@ def read_bytes(path: Path, remedy: str) -> bytes:
 
 def parse_object(data: bytes, path: Path, remedy: str) -> dict[str, Any]:
     """The JSON object in the bytes of the file `path`."""
+    return _parse(data, path, remedy, dict)
+
+
+def _parse(data: bytes, path: Path, remedy: str, kind: type) -> Any:
     try:
         content = json.loads(data.decode("utf-8"))
-        problem = _problem(content)
+        problem = _problem(content, kind)
     except UnicodeDecodeError as error:
         problem = f"it is not UTF-8 text (byte {error.start})"
     except RecursionError:
@@ -50,10 +59,11 @@ def parse_object(data: bytes, path: Path, remedy: str) -> dict[str, Any]:
     return content
 
 
-def _problem(content: Any) -> str | None:
+def _problem(content: Any, kind: type) -> str | None:
     """What makes the content unusable, if anything does."""
-    if not isinstance(content, dict):
-        return f"a JSON object is expected, it holds a {type(content).__name__}"
+    if not isinstance(content, kind):
+        expected = "object" if kind is dict else "array"
+        return f"a JSON {expected} is expected, it holds a {type(content).__name__}"
     ahead: list[tuple[Any, int]] = [(content, 1)]
     while ahead:
         value, level = ahead.pop()

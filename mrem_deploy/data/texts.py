@@ -6,7 +6,8 @@ how it is tokenized; `encode` calls it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -35,6 +36,11 @@ class Texts:
         second = None if self.second is None else [self.second[i] for i in rows]
         labels = None if self.labels is None else self.labels[rows]
         return Texts([self.first[i] for i in rows], second, labels, self.label_names)
+
+    def prompted(self, prompt: Callable[..., str]) -> Texts:
+        """With the prompt that an embedder puts in front of every text; `prompt` gives it by its name."""
+        front = prompt()
+        return replace(self, first=[front + text for text in self.first]) if front else self
 
     def tokenize(self, tokenizer: Any, max_length: int) -> Encoded:
         """One example each; of a pair that is too long, the longer text is cut first."""

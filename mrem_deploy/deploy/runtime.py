@@ -157,13 +157,16 @@ def _oldest_runtime(file: Path, opset: int) -> str | None:
     return known.get(opset)
 
 
-def feed(session: Any, batch: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+def feed(session: Any, batch: Mapping[str, torch.Tensor | np.ndarray]) -> dict[str, np.ndarray]:
     """The inputs that the session has, as int64.
 
     Token types are all 0 if the tokenizer gives none, as in the torch model. Negative ids are refused: ONNX
     counts them from the end of the table, without an error.
     """
-    given = {name: value.cpu().numpy().astype(np.int64) for name, value in batch.items()}
+    given = {
+        name: (value.cpu().numpy() if isinstance(value, torch.Tensor) else value).astype(np.int64)
+        for name, value in batch.items()
+    }
     given.setdefault("token_type_ids", np.zeros_like(given["input_ids"]))
     for name in ("input_ids", "token_type_ids"):
         if (given[name] < 0).any():
@@ -174,7 +177,7 @@ def feed(session: Any, batch: Mapping[str, torch.Tensor]) -> dict[str, np.ndarra
     return {entry.name: given[entry.name] for entry in session.get_inputs()}
 
 
-def run_batch(session: Any, batch: Mapping[str, torch.Tensor]) -> list[np.ndarray]:
+def run_batch(session: Any, batch: Mapping[str, torch.Tensor | np.ndarray]) -> list[np.ndarray]:
     """The outputs of an ONNX model for a padded batch, in the order of the file."""
     import onnxruntime
 

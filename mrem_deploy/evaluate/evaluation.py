@@ -25,8 +25,9 @@ from mrem_deploy.evaluate.accuracy import (
     SplitScores,
 )
 from mrem_deploy.evaluate.fidelity import Fidelity
-from mrem_deploy.evaluate.predict import Predictor, pooling_of, predict, remember, torch_predictor
+from mrem_deploy.evaluate.predict import Predictor, predict, remember, torch_predictor
 from mrem_deploy.evaluate.scorers import Scorer, scorer_for
+from mrem_deploy.models.sentence_files import SentenceFiles, sentence_files
 from mrem_deploy.recipe import Recipe
 
 ONE_ROW_EACH = ("classification", "regression", "embedding")  # kinds whose predictions stack to (N, …)
@@ -64,16 +65,22 @@ class Evaluation:
         tokenizer: PreTrainedTokenizerBase,
         config: PretrainedConfig,
         batch_size: int = BATCH_SIZE,
+        sentences: SentenceFiles | None = None,
     ) -> None:
+        """`sentences`: how an embedder makes its vectors; None: as the recipe's model does."""
         self.task = task_data.task
         self.scored_by = BY_TORCH  # where the quantized model's scores come from
-        self.pooling = pooling_of(recipe.model or "") if self.task.kind == "embedding" else None
+        if self.task.kind == "embedding" and sentences is None:
+            sentences = sentence_files(recipe.model or "")
+        self.pooling = sentences.head if sentences and self.task.kind == "embedding" else None
         self._recipe, self._config = recipe, config
         self._batch_size = batch_size
         self._accuracy: Accuracy | None = None  # of the predictions so far
         self.splits: dict[str, Split] = {}
         for name, every in task_data.evaluation().items():
             texts = sample(every, recipe.eval_size, recipe.seed) if recipe.eval_size else every
+            if self.pooling is not None and sentences is not None:
+                texts = texts.prompted(sentences.prompt)
             encoded = encode(tokenizer, texts, recipe.max_length)
             self.splits[name] = Split(texts, encoded, scorer_for(self.task, texts, encoded, config))
 
@@ -144,7 +151,7 @@ class Evaluation:
                 weights,
                 teacher.config.to_json_string(),  # an activation function is not among the weights
                 split.encoded.digest(),
-                self.pooling,
+                self.pooling and self.pooling.key(),
                 torch.__version__,
                 teacher.device,
             )

@@ -16,9 +16,9 @@ from mrem_deploy.base import digests
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import atomic_file, cache_folder
 from mrem_deploy.base.progress import say, track
-from mrem_deploy.base.strict_json import read_object
 from mrem_deploy.data.encoded import Encoded, sorted_batches
 from mrem_deploy.models.architectures import model_outputs
+from mrem_deploy.models.sentence_head import SentenceHead
 
 # A predictor takes a padded batch and returns the model's outputs. There is one for torch and one for ONNX
 # models, so that one loop serves both.
@@ -38,26 +38,12 @@ def torch_predictor(model: nn.Module) -> Predictor:
     return predict
 
 
-def pooling_of(model_folder: str) -> str:
-    """How an embedding model pools its tokens: by its sentence-transformers settings, else by the mean."""
-    path = Path(model_folder) / "1_Pooling" / "config.json"
-    if path.is_file():
-        settings = read_object(path, "copy or download the complete model folder")
-        if settings.get("pooling_mode_cls_token"):
-            return "cls"
-    return "mean"
-
-
-def pool(hidden: np.ndarray, mask: np.ndarray, how: str) -> np.ndarray:
-    """(B, T, H) → (B, H)."""
-    if how == "cls":
-        return hidden[:, 0]
-    weights = mask[:, :, None].astype(hidden.dtype)
-    return (hidden * weights).sum(axis=1) / weights.sum(axis=1)
-
-
 def predict(
-    predictor: Predictor, encoded: Encoded, label: str, batch_size: int = 32, pooling: str | None = None
+    predictor: Predictor,
+    encoded: Encoded,
+    label: str,
+    batch_size: int = 32,
+    pooling: SentenceHead | None = None,
 ) -> list[np.ndarray]:
     """Outputs of every example in the order of `encoded`: one row each, or a list of ragged rows.
 
@@ -69,7 +55,7 @@ def predict(
         batch = encoded.batch(indices)
         outputs = predictor(batch)
         if pooling is not None:
-            values: Sequence[np.ndarray] = list(pool(outputs[0], batch["attention_mask"].numpy(), pooling))
+            values: Sequence[np.ndarray] = list(pooling(outputs[0], batch["attention_mask"].numpy()))
         elif len(outputs) > 1 or outputs[0].ndim == 3:
             stacked = np.stack(outputs, axis=-1) if len(outputs) > 1 else outputs[0]  # (B, T, …)
             values = [row[: encoded.lengths[i]] for row, i in zip(stacked, indices, strict=True)]

@@ -124,13 +124,27 @@ def existing(path: Path, remedy: str) -> Path:
 
 def inside(folder: Path, name: str) -> Path:
     """The path of a file of the folder; a UserError if the name or a link leads out of it."""
+    _check_name(folder, name)
+    return _not_linked_out(folder, folder / name)
+
+
+def below(folder: Path, name: str) -> Path:
+    """The same for a file that may be in a folder of the folder, such as 1_Pooling/config.json."""
+    for part in name.split("/"):
+        _check_name(folder, part)
+    return _not_linked_out(folder, folder / name)
+
+
+def _check_name(folder: Path, name: str) -> None:
     plain = PurePosixPath(name).name == name and PureWindowsPath(name).name == name
     if not plain or name in ("", ".", "..") or "\0" in name:
         raise UserError(
             f"{folder} names the file {name!r}, which is not the name of a file in it.",
             "Put all files of the model into one folder.",
         )
-    path = folder / name
+
+
+def _not_linked_out(folder: Path, path: Path) -> Path:
     try:
         real = path.resolve(strict=path.is_symlink())
         allowed = any(real.is_relative_to(root) for root in _roots(folder.resolve()))

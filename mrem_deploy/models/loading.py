@@ -7,7 +7,6 @@ makes an empty one; here that is an error too. `gate` is in front of everything 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.outside import path_of
 from mrem_deploy.models import gate
+from mrem_deploy.models.sentence_files import HUB_ID, as_embedder
 
 # head -> the transformers class that builds it
 HEADS = {
@@ -37,7 +37,6 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
     "tokenizer.model",
 )
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 class LoadingInfo(TypedDict):
@@ -68,6 +67,8 @@ def load_model(
         _check_weights_fit(source, head, model, info, allow_new_head)
         _check_finite(source, model)
         tokenizer = _load_tokenizer(source)
+        if head == "feature-extraction":
+            as_embedder(source, tokenizer)
     rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
         raise UserError(

@@ -64,8 +64,16 @@ def result_digest(manifest: Mapping[str, Any], lines: Mapping[str, str]) -> str:
     return digests.of_content({**kept, "tensors": dict(lines)})
 
 
-def write(artifact: Artifact, folder: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
-    """Write the tensors, the model's config, the tokenizer and, last, the manifest into `folder`."""
+def write(
+    artifact: Artifact,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    beside: Mapping[str, bytes] | None = None,
+) -> None:
+    """Write the tensors, the model's config, the tokenizer and, last, the manifest into `folder`.
+
+    `beside` are further files that belong to the model, such as 1_Pooling/config.json.
+    """
     contiguous = {name: value.contiguous() for name, value in artifact.tensors.items()}
     with atomic_file(folder / TENSORS) as path:
         save_file(contiguous, path, metadata=HEADER)
@@ -81,6 +89,11 @@ def write(artifact: Artifact, folder: Path, tokenizer: PreTrainedTokenizerBase |
         written["tokenizer"] = {
             file.name: digests.of_bytes(file.read_bytes()) for file in files if file.is_file()
         }
+    for name, data in (beside or {}).items():
+        with atomic_file(folder / name) as path:
+            path.write_bytes(data)
+    if beside:
+        written["beside"] = {name: digests.of_bytes(data) for name, data in beside.items()}
     content = {"format": FORMAT, "format_version": FORMAT_VERSION, **artifact.manifest, DIGESTS: written}
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     with atomic_file(folder / MANIFEST) as path:
@@ -105,6 +118,7 @@ def read(folder: Path) -> Stored:
     if isinstance(written, dict):
         findings += _changed(data, config_data, tensors, written)
         findings += _changed_tokenizer(folder, written.get("tokenizer", {}))
+        findings += _changed_beside(folder, written.get("beside", {}))
     elif DIGESTS in manifest:
         findings.append(f"{DIGESTS} in {MANIFEST} is not a table")
     findings += [f"{MANIFEST} has an unknown key {key!r}" for key in manifest if key not in KEYS]
@@ -140,6 +154,21 @@ def _changed_tokenizer(folder: Path, written: Any) -> list[str]:
             changed = True
         if changed:
             found.append(f"{path.name} has changed since it was written")
+    return found
+
+
+def _changed_beside(folder: Path, written: Any) -> list[str]:
+    """Further files of the model that have changed or are gone: without them it gives other vectors."""
+    if not isinstance(written, dict):
+        return [f"{MANIFEST} has no digests of the files of sentence-transformers"]
+    found = []
+    for name, digest in written.items():
+        try:
+            same = digests.of_bytes(gate.below(folder, name).read_bytes()) == digest
+        except (OSError, ValueError, UserError):  # ValueError: a null character in the name
+            same = False
+        if not same:
+            found.append(f"{name} has changed since it was written, or is gone")
     return found
 
 

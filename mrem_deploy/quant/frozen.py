@@ -80,10 +80,18 @@ class FrozenModel:
         """A runnable model of the Hugging Face class, in evaluation mode, on the CPU."""
         return build(self)
 
-    def save(self, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
-        """Write the model into `folder`, with its tokenizer if given; `read` and `load` give it back."""
+    def save(
+        self,
+        folder: str | Path,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        beside: Mapping[str, bytes] | None = None,
+    ) -> Path:
+        """Write the model into `folder`, with its tokenizer if given; `read` and `load` give it back.
+
+        `beside` are further files of the model: those of sentence-transformers.
+        """
         folder = Path(folder)
-        artifact.write(Artifact(self._manifest(), self._tensors(), self.config), folder, tokenizer)
+        artifact.write(Artifact(self._manifest(), self._tensors(), self.config), folder, tokenizer, beside)
         return folder
 
     @classmethod

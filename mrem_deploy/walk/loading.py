@@ -16,6 +16,7 @@ from mrem_deploy.data.task_data import Columns, TaskData, open_task
 from mrem_deploy.data.texts import Texts, drawn_rows, encode, further_rows, sample, split_rows
 from mrem_deploy.evaluate.evaluation import Evaluation, weights_digest
 from mrem_deploy.models.loading import load_model
+from mrem_deploy.models.sentence_files import SentenceFiles, sentence_files
 from mrem_deploy.preflight import check_labels, check_model
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.train import METHODS
@@ -40,6 +41,7 @@ class Loaded:
     training_texts: int = 0  # in it; a long text may be several examples
     holdout: Encoded | None = None  # sentences of the training split that nothing is trained on
     judged: Texts | None = None  # others, with --target-drop: to estimate what a model loses
+    sentences: SentenceFiles | None = None  # of an embedder: how it makes its vectors
 
     @property
     def head(self) -> str:
@@ -52,7 +54,9 @@ class Loaded:
 
     @cached_property
     def evaluation(self) -> Evaluation:
-        return Evaluation(self.recipe, self.task_data, self.tokenizer, self.teacher.config)
+        return Evaluation(
+            self.recipe, self.task_data, self.tokenizer, self.teacher.config, sentences=self.sentences
+        )
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -79,6 +83,9 @@ def load(run: Run) -> Loaded:
     teacher, tokenizer = load_model(str(recipe.model), task_data.task.head)
     check_model(recipe, teacher)
     every = task_data.train()
+    sentences = sentence_files(str(recipe.model)) if task_data.task.kind == "embedding" else None
+    if sentences is not None:
+        every = every.prompted(sentences.prompt)
     rows, apart = split_rows(len(every), recipe.calib_size, recipe.holdout, recipe.seed)
     texts = every.take(rows)
     # Long contexts are several examples each; as many are drawn as there were to be.
@@ -97,7 +104,9 @@ def load(run: Run) -> Loaded:
     judged = None
     if recipe.target_drop is not None:
         judged = to_judge_by(every, np.concatenate([rows, apart]), recipe)
-    return Loaded(recipe, task_data, teacher, tokenizer, calibration, training, len(kept), holdout, judged)
+    return Loaded(
+        recipe, task_data, teacher, tokenizer, calibration, training, len(kept), holdout, judged, sentences
+    )
 
 
 def to_judge_by(every: Texts, taken: np.ndarray, recipe: Recipe) -> Texts:

@@ -41,7 +41,7 @@ def publish(
     """Save, export, score and report, all into one new folder that replaces an older result."""
     recipe, evaluation = run.recipe, loaded.evaluation
     with atomic_folder(run.out) as folder:
-        frozen.save(folder, loaded.tokenizer)
+        frozen.save(folder, loaded.tokenizer, loaded.sentences.files if loaded.sentences else None)
         write_text(folder / RECIPE, recipe.to_yaml())
         model = export(folder, run.profiles, frozen) if run.profiles else None
         onnx = score(recipe, evaluation, quantized, model)

@@ -20,7 +20,7 @@ from torch import nn
 
 from mrem_deploy.base.progress import say
 from mrem_deploy.data.texts import encode
-from mrem_deploy.evaluate.predict import pooling_of, predict, torch_predictor
+from mrem_deploy.evaluate.predict import predict, torch_predictor
 from mrem_deploy.evaluate.scorers import Comparison, Scorer, scorer_for
 from mrem_deploy.quant.mixed import Choices, MixedBits
 from mrem_deploy.recipe import Recipe
@@ -204,7 +204,7 @@ class Judge:
         encoded = encode(loaded.tokenizer, texts, recipe.max_length)
         labelled = texts.labelled and not task.label_free
         scorer = scorer_for(task, texts, encoded, loaded.teacher.config) if labelled else Comparison(task)
-        pooling = pooling_of(str(recipe.model)) if task.kind == "embedding" else None
+        pooling = loaded.sentences.head if loaded.sentences else None
 
         def predictions(model: nn.Module) -> list[np.ndarray]:
             return predict(torch_predictor(model), encoded, "estimate the drop", recipe.batch_size, pooling)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,9 @@ import torch
 from tiny_models import HEAD_NAMES, tiny_encoded, tiny_model, tiny_pair
 
 from mrem_deploy.evaluate.layer_error import layer_errors
-from mrem_deploy.evaluate.predict import pool, pooling_of, predict, remember, torch_predictor
+from mrem_deploy.evaluate.predict import predict, remember, torch_predictor
 from mrem_deploy.models.architectures import model_outputs
+from mrem_deploy.models.sentence_head import Pooling, SentenceHead
 from mrem_deploy.quant.insert import prepare
 from mrem_deploy.quant.spec import QuantSpec
 
@@ -41,28 +41,12 @@ def test_predictions_come_in_the_order_of_the_examples(head: str, batch_size: in
 def test_sentence_embeddings(how: str) -> None:
     model = tiny_model("bert", "feature-extraction")
     encoded = tiny_encoded(count=6)
-    rows = predict(torch_predictor(model), encoded, "", 4, pooling=how)
+    rows = predict(torch_predictor(model), encoded, "", 4, pooling=SentenceHead(Pooling((how,))))
     for index, row in enumerate(rows):
         hidden = one_by_one(model, encoded, index)[0]
         np.testing.assert_allclose(
             row, hidden.mean(axis=0) if how == "mean" else hidden[0], rtol=0, atol=1e-5
         )
-
-
-def test_pooling_by_hand() -> None:
-    hidden = np.array([[[1.0, 10.0], [3.0, 20.0], [99.0, 99.0]]])
-    mask = np.array([[1, 1, 0]])
-    assert pool(hidden, mask, "mean").tolist() == [[2.0, 15.0]]
-    assert pool(hidden, mask, "cls").tolist() == [[1.0, 10.0]]
-
-
-def test_the_way_of_pooling_is_read_from_the_model(tmp_path: Path) -> None:
-    assert pooling_of(str(tmp_path)) == "mean"
-    settings = tmp_path / "1_Pooling" / "config.json"
-    settings.parent.mkdir()
-    for cls, expected in ((True, "cls"), (False, "mean")):
-        settings.write_text(json.dumps({"pooling_mode_cls_token": cls, "pooling_mode_mean_tokens": not cls}))
-        assert pooling_of(str(tmp_path)) == expected
 
 
 def test_a_predictor_leaves_the_model_alone() -> None:

@@ -1,0 +1,279 @@
+"""`sentence_transformer` and `cross_encoder`: whole runs on tiny models, compared with the library itself."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_embedder import save_embedder, save_reranker, texts
+from tiny_job import POSITIONS, job_in, workshop_in, write_jsonl
+
+import mrem_deploy
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.deploy.embedder import Embedder
+from mrem_deploy.deploy.reranker import Reranker
+from mrem_deploy.models.activation import score_activation
+from mrem_deploy.models.sentence_files import SentenceFiles
+from mrem_deploy.quant.frozen import load
+from mrem_deploy.result.verification import verify
+
+PROMPTS = {"query": "very good ", "passage": "the film "}
+# ONNX and torch multiply the same integers; softmax, GELU and LayerNorm round differently, and a code that
+# moves by one moves a component of these vectors of length 1 by about a hundredth.
+ONE_CODE = 0.05
+# The same integers, and float sums over fewer or more padding tokens, all of which add zeros.
+ROUNDING = 2e-6
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with workshop_in(tmp_path_factory.mktemp("shop")) as root:
+        yield root
+
+
+@pytest.fixture(scope="module")
+def embedder_folder(shop: Path) -> Path:
+    """The result of an embedder with cls and mean pooling, a Dense module, and prompts."""
+    source = save_embedder(
+        shop / "embedder", ["cls", "mean"], dense=12, settings={"prompts": PROMPTS, "truncate_dim": 10}
+    )
+    data = write_jsonl(shop / "sentences.jsonl", [{"text": text} for text in texts(40)])
+    options = {"task": "feature-extraction", "model": source, "data": data, "method": "ptq", "bits": "4-4-8"}
+    assert job_in(shop, "embedded", export="ort-cpu", steps=None, lr=None, **options).run() == 0
+    return shop / "embedded"
+
+
+@pytest.fixture(scope="module")
+def embedder(embedder_folder: Path) -> Embedder:
+    return mrem_deploy.sentence_transformer(embedder_folder)
+
+
+def library_on(folder: Path) -> Any:
+    """A real SentenceTransformer or CrossEncoder of the source, whose encoder is our model in torch."""
+    library = pytest.importorskip("sentence_transformers", reason="the library to compare with")
+    source = json.loads((folder / "metrics.json").read_text())["model"]
+    kind = library.CrossEncoder if "scorer" in source else library.SentenceTransformer
+    theirs = kind(source, device="cpu")
+    theirs[0].model = load(folder).eval()
+    return theirs
+
+
+def test_the_result_has_the_files_of_the_source(embedder_folder: Path, shop: Path) -> None:
+    names = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json",
+             "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors")  # fmt: skip
+    for name in names:
+        assert (embedder_folder / name).read_bytes() == (shop / "embedder" / name).read_bytes(), name
+    assert all(not check.findings for check in verify(embedder_folder))
+
+
+def test_the_scores_are_those_of_the_pooled_vectors(embedder_folder: Path, shop: Path) -> None:
+    """Full precision's vectors are kept in the cache: their width is that of the Dense module, cut."""
+    metrics = mrem_deploy.open_result(embedder_folder).metrics
+    assert metrics.accuracy.metric == "cosine"
+    from safetensors.numpy import load_file
+
+    kept = [load_file(path) for path in (shop / "cache" / "predictions").glob("*.safetensors")]
+    assert (8, 10) in {tuple(values["predictions"].shape) for values in kept}
+
+
+def test_a_changed_module_is_damage(embedder_folder: Path) -> None:
+    path = embedder_folder / "1_Pooling" / "config.json"
+    before = path.read_bytes()
+    path.write_bytes(before.replace(b"mean", b"max"))
+    try:
+        with pytest.raises(UserError, match=r"1_Pooling/config\.json has changed"):
+            load(embedder_folder)
+        path.unlink()
+        assert any("or is gone" in finding for check in verify(embedder_folder) for finding in check.findings)
+    finally:
+        path.write_bytes(before)
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "normalized": {"normalize_embeddings": True},
+    "prompt": {"prompt": "a very "},
+    "prompt by name": {"prompt_name": "passage"},
+    "small batches": {"batch_size": 3},
+    "shorter": {"truncate_dim": 4},
+    "binary": {"precision": "ubinary"},
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_encode_as_the_library_does(name: str, embedder: Embedder, embedder_folder: Path) -> None:
+    theirs = library_on(embedder_folder)
+    sentences = texts(13, seed=5)
+    ours, other = embedder.encode(sentences, **CALLS[name]), theirs.encode(sentences, **CALLS[name])
+    assert ours.shape == other.shape
+    assert ours.dtype == other.dtype
+    if name == "binary":
+        assert np.unpackbits(ours ^ other).mean() < 0.05  # signs of components near 0
+    else:
+        np.testing.assert_allclose(ours, other, rtol=0, atol=ONE_CODE)
+
+
+def test_the_forms_of_the_answer(embedder: Embedder) -> None:
+    one, three = embedder.encode("a good film"), embedder.encode(texts(3), convert_to_tensor=True)
+    assert isinstance(one, np.ndarray)
+    assert one.shape == (10,)
+    assert isinstance(three, torch.Tensor)
+    assert three.shape == (3, 10)
+    listed = embedder.encode(texts(3), convert_to_numpy=False)
+    assert isinstance(listed, list)
+    assert torch.equal(torch.stack(listed), three)
+    assert embedder.encode([]).shape == (0,)
+    assert embedder.encode(np.array(["a", "the film"])).shape == (2, 10)
+    tokens = embedder.encode(["the film was good", "a"], output_value="token_embeddings")
+    assert [len(rows) for rows in tokens] == [6, 3]
+    everything = embedder.encode("the film", output_value=None)
+    assert {"input_ids", "token_embeddings", "sentence_embedding"} <= everything.keys()
+    assert embedder.get_embedding_dimension() == 10
+    with embedder.truncate_embeddings(3):
+        assert embedder.encode("a").shape == (3,)
+        assert embedder.get_embedding_dimension() == 3
+    assert embedder.encode(texts(4), precision="int8").dtype == np.int8
+
+
+def test_queries_and_documents_get_their_prompts(embedder: Embedder) -> None:
+    np.testing.assert_array_equal(embedder.encode_query("plot"), embedder.encode("very good plot"))
+    # As the library: "document" comes before "passage", and without one it is empty.
+    np.testing.assert_array_equal(embedder.encode_document("plot"), embedder.encode("plot"))
+
+
+def test_a_vector_is_the_same_in_any_batch(embedder: Embedder) -> None:
+    sentences = texts(24, seed=9)
+    alone = np.stack([embedder.encode(sentence) for sentence in sentences])
+    for size in (2, 5, 24):
+        np.testing.assert_allclose(embedder.encode(sentences, batch_size=size), alone, rtol=0, atol=ROUNDING)
+
+
+def test_similarity_as_the_library_has_it(embedder: Embedder, embedder_folder: Path) -> None:
+    util = pytest.importorskip("sentence_transformers.util", reason="the library to compare with")
+    one, two = embedder.encode(texts(4)), embedder.encode(texts(4, seed=1))
+    for name, function in (("cosine", "cos_sim"), ("dot", "dot_score"), ("euclidean", "euclidean_sim"),
+                           ("manhattan", "manhattan_sim")):  # fmt: skip
+        own = mrem_deploy.sentence_transformer(embedder_folder, similarity_fn_name=name)
+        torch.testing.assert_close(own.similarity(one, two), getattr(util, function)(one, two))
+        pairwise = getattr(util, f"pairwise_{function}")(one, two)
+        torch.testing.assert_close(own.similarity_pairwise(one, list(two)), pairwise)
+
+
+@pytest.mark.parametrize("method", ["encode", "predict", "rank", "similarity", "similarity_pairwise"])
+def test_the_arguments_are_those_of_the_library(method: str) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="the library to compare with")
+    ours, theirs = (
+        (Reranker, library.CrossEncoder)
+        if method in ("predict", "rank")
+        else (Embedder, library.SentenceTransformer)
+    )
+    own, other = (inspect.signature(getattr(kind, method)).parameters for kind in (ours, theirs))
+    assert list(own) == list(other)
+    assert {name: value.default for name, value in own.items()} == {
+        name: value.default for name, value in other.items()
+    }
+
+
+WRONG: dict[str, Callable[[Embedder], Any]] = {
+    "an unknown prompt": lambda model: model.encode("a", prompt_name="z"),
+    "a batch of 0": lambda model: model.encode("a", batch_size=0),
+    "a device": lambda model: model.encode("a", device="cuda:1"),
+    "a pool": lambda model: model.encode("a", pool={}),
+    "an unknown option": lambda model: model.encode("a", frobnicate=1),
+    "an unknown precision": lambda model: model.encode("a", precision="int4"),
+    "one vector in bytes": lambda model: model.encode("a", precision="int8"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_call(name: str, embedder: Embedder) -> None:
+    with pytest.raises(ValueError):
+        WRONG[name](embedder)
+
+
+def test_a_folder_that_is_none(shop: Path, embedder_folder: Path) -> None:
+    with pytest.raises(UserError, match="no folder"):
+        mrem_deploy.sentence_transformer(shop / "nowhere")
+    with pytest.raises(UserError, match=r"model_int8\.onnx.*it has model\.onnx"):
+        mrem_deploy.sentence_transformer(embedder_folder, profile="int8")
+    with pytest.raises(UserError, match="is a SentenceTransformer, not a CrossEncoder"):
+        mrem_deploy.cross_encoder(embedder_folder)
+
+
+# -- cross-encoders ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reranker_folder(shop: Path) -> Path:
+    source = save_reranker(shop / "scorer")
+    queries, passages = texts(40, seed=3, longest=6), texts(40, seed=4)
+    pairs = list(zip(queries, passages, strict=True))
+    rows = [{"text": q, "other": p, "label": i / 40} for i, (q, p) in enumerate(pairs)]
+    options = {"task": "stsb", "text_column": "text", "text_pair_column": "other", "method": "ptq"}
+    data, held = write_jsonl(shop / "pairs.jsonl", rows), write_jsonl(shop / "held.jsonl", rows[:9])
+    options |= {"model": source, "data": data, "eval_data": held, "bits": "4-4-8", "export": "ort-cpu"}
+    assert job_in(shop, "scored", steps=None, lr=None, **options).run() == 0
+    return shop / "scored"
+
+
+@pytest.fixture(scope="module")
+def reranker(reranker_folder: Path) -> Reranker:
+    return mrem_deploy.cross_encoder(reranker_folder)
+
+
+def test_predict_as_the_library_does(reranker: Reranker, reranker_folder: Path) -> None:
+    theirs = library_on(reranker_folder)
+    pairs = list(zip(texts(11, seed=6, longest=5), texts(11, seed=7), strict=True))
+    ours = reranker.predict(pairs, batch_size=4)
+    np.testing.assert_allclose(ours, theirs.predict(pairs, batch_size=4), rtol=0, atol=ONE_CODE)
+    assert (ours > 0).all()
+    assert (ours < 1).all()  # the sigmoid
+    raw = reranker.predict(pairs, activation_fn=torch.nn.Identity(), convert_to_tensor=True)
+    torch.testing.assert_close(torch.sigmoid(raw), torch.from_numpy(ours))
+
+
+def test_rank(reranker: Reranker) -> None:
+    passages = texts(7, seed=8)
+    ranked = reranker.rank("good plot", passages, top_k=3, return_documents=True)
+    scores = reranker.predict([("good plot", passage) for passage in passages])
+    best = np.argsort(-scores)[:3]
+    assert [found["corpus_id"] for found in ranked] == best.tolist()
+    assert [found["text"] for found in ranked] == [passages[i] for i in best]
+    np.testing.assert_allclose([found["score"] for found in ranked], scores[best], rtol=0, atol=ROUNDING)
+    assert reranker.rank("good plot", []) == []
+
+
+def test_one_pair_has_one_score(reranker: Reranker) -> None:
+    assert np.ndim(reranker.predict(["good film", "a film"])) == 0
+    assert reranker.predict([["good film", "a film"]]).shape == (1,)
+    assert reranker.predict([]).shape == (0,)
+    assert reranker.max_seq_length == POSITIONS
+
+
+def test_an_embedder_is_no_reranker(reranker_folder: Path) -> None:
+    with pytest.raises(UserError, match="a model with a head"):
+        mrem_deploy.sentence_transformer(reranker_folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "outputs", "expected"),
+    [
+        ({}, {}, 1, "Sigmoid"),
+        ({}, {}, 3, "Identity"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, {}, 1, "Identity"),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, {}, 1, "Identity"),
+        ({}, {"activation": "torch.nn.modules.activation.Tanh"}, 1, "Tanh"),
+    ],
+)
+def test_the_activation_of_scores(
+    config: dict[str, Any], settings: dict[str, Any], outputs: int, expected: str
+) -> None:
+    assert score_activation(config, SentenceFiles(**settings), outputs) == expected
+    with pytest.raises(UserError, match=r"os\.system"):
+        score_activation({"sbert_ce_default_activation_function": "os.system"}, SentenceFiles(), 1)
