@@ -22,7 +22,18 @@ import mrem_deploy as mrem
 from mrem_deploy.quant.frozen import FrozenModel
 
 ROOT = Path(__file__).resolve().parents[1]
-PUBLIC = {"Recipe", "run", "quantize_model", "open_result", "load", "export_onnx", "UserError", "__version__"}
+PUBLIC = {
+    "Recipe",
+    "run",
+    "quantize_model",
+    "open_result",
+    "load",
+    "export_onnx",
+    "sentence_transformer",
+    "cross_encoder",
+    "UserError",
+    "__version__",
+}
 
 
 @pytest.fixture(scope="module")
