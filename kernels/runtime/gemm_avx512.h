@@ -57,16 +57,6 @@ void dequantize512(std::size_t rows, std::size_t panels, const std::int32_t* sum
     }
 }
 
-void pack_keys512(const std::uint8_t* codes, std::size_t stride, std::size_t tokens, std::size_t width,
-                  std::size_t quads, std::int8_t* b, std::int32_t* sums) {
-    plain_pack_keys(codes, stride, tokens, width, quads, b, sums);
-}
-
-void pack_values512(const std::uint8_t* codes, std::size_t stride, std::size_t tokens, std::size_t width,
-                    std::size_t quads, std::int8_t* b) {
-    plain_pack_values(codes, stride, tokens, width, quads, b);
-}
-
 void float_product512(std::size_t rows, std::size_t columns, std::size_t depth, const float* a,
                       std::size_t a_stride, const float* b, float* y) {
     for (std::size_t column = 0; column < columns; column += kPanel) {

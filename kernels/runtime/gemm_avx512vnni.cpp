@@ -2,7 +2,7 @@
 #include <immintrin.h>
 
 #include "gemm_avx512.h"
-#include "gemm_plain.h"
+#include "pack_x86.h"
 
 namespace mrem::runtime {
 namespace {
@@ -50,8 +50,8 @@ void tile(std::size_t rows, std::size_t panels, const Tile& tile) { kTiles[rows 
 
 }  // namespace
 
-const GemmKernels kAvx512VnniGemm = {"avx512vnni",   kRows,           kPanels, 192,           1,
-                                     false,          unpack512,       tile,    dequantize512, pack_keys512,
-                                     pack_values512, float_product512};
+const GemmKernels kAvx512VnniGemm = {"avx512vnni",    kRows,           kPanels, 192,           1,
+                                     false,           unpack512,       tile,    dequantize512, pack_keys_x86,
+                                     pack_values_x86, float_product512};
 
 }  // namespace mrem::runtime

@@ -81,6 +81,7 @@ extern const GemmKernels kAvx512VnniGemm;
 #endif
 #ifdef MREM_RUNTIME_HAVE_AMX
 extern const GemmKernels kAmxGemm;
+extern const GemmKernels kEmulatedAmxGemm;  // in tests only: the same code with plain arrays for tiles
 #endif
 
 }  // namespace mrem::runtime

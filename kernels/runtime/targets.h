@@ -23,6 +23,9 @@ struct Target {
 // Best first; the last, "scalar", is portable.
 const std::vector<Target>& targets();
 
+// Whether this process may use AMX; asks the operating system at the first call.
+bool amx_permitted();
+
 // Null, with the reason in `problem`, if there is no such target or it cannot run here.
 const Target* find_target(const std::string& name, std::string* problem);
 

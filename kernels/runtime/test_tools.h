@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "gemm.h"
+#include "targets.h"
 
 namespace mrem::runtime::testing {
 
@@ -19,6 +20,23 @@ inline void check(bool holds, const char* what) {
 }
 
 inline bool same_bits(float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0; }
+
+// Every target that this machine can run, and AMX emulated where it can run the rest of that.
+inline std::vector<const Target*> runnable_targets() {
+    std::vector<const Target*> all;
+    for (const Target& target : targets()) {
+        if (target.supported()) {
+            all.push_back(&target);
+        } else {
+            std::printf("%s: this machine cannot run it\n", target.name());
+        }
+    }
+#ifdef MREM_RUNTIME_HAVE_AMX
+    static const Target emulated{&kEmulatedAmxGemm, all[0]->floats, nullptr, "AVX-512"};
+    if (cpu_features().avx512_vnni()) all.push_back(&emulated);
+#endif
+    return all;
+}
 
 struct Random {
     std::mt19937 engine{0};
