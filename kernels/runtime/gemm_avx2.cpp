@@ -6,6 +6,7 @@
 #include "gemm_avx2.h"
 
 #include "pack_x86.h"
+#include "unroll.h"
 
 namespace mrem::runtime {
 namespace {
@@ -31,16 +32,19 @@ void tile_in_runs(const Tile& tile) {
     bool add = tile.add;
     for (std::size_t left = tile.quads; left > 0; ++run, add = true) {
         __m256i acc[R][2];
+        MREM_UNROLLED
         for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_si256();
         const std::uint8_t* end = a + kQuad * *run;
         for (; a != end; a += kQuad, b += kStepBytes) {
             const __m256i w0 = load256(b), w1 = load256(b + 32);
+            MREM_UNROLLED
             for (int r = 0; r < R; ++r) {
                 const __m256i x = four_of(a + static_cast<std::size_t>(r) * stride);
                 acc[r][0] = _mm256_add_epi16(acc[r][0], _mm256_maddubs_epi16(x, w0));
                 acc[r][1] = _mm256_add_epi16(acc[r][1], _mm256_maddubs_epi16(x, w1));
             }
         }
+        MREM_UNROLLED
         for (int r = 0; r < R; ++r) {
             std::int32_t* sums = tile.sums + static_cast<std::size_t>(r) * tile.sums_stride;
             add_to(sums, _mm256_madd_epi16(acc[r][0], ones), add);
@@ -58,11 +62,13 @@ void tile_wide(const Tile& tile) {
     const std::size_t stride = tile.a_stride;
     const __m256i low = _mm256_set1_epi16(255);
     __m256i acc[R][2];
+    MREM_UNROLLED
     for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_si256();
     for (std::size_t quad = 0; quad < tile.quads; ++quad, a += kQuad, b += kStepBytes) {
         const __m256i w0 = load256(b), w1 = load256(b + 32);
         const __m256i even0 = _mm256_srai_epi16(_mm256_slli_epi16(w0, 8), 8), odd0 = _mm256_srai_epi16(w0, 8);
         const __m256i even1 = _mm256_srai_epi16(_mm256_slli_epi16(w1, 8), 8), odd1 = _mm256_srai_epi16(w1, 8);
+        MREM_UNROLLED
         for (int r = 0; r < R; ++r) {
             const __m256i x = four_of(a + static_cast<std::size_t>(r) * stride);
             const __m256i even = _mm256_and_si256(x, low), odd = _mm256_srli_epi16(x, 8);
@@ -72,6 +78,7 @@ void tile_wide(const Tile& tile) {
             acc[r][1] = _mm256_add_epi32(acc[r][1], _mm256_madd_epi16(odd, odd1));
         }
     }
+    MREM_UNROLLED
     for (int r = 0; r < R; ++r) {
         std::int32_t* sums = tile.sums + static_cast<std::size_t>(r) * tile.sums_stride;
         add_to(sums, acc[r][0], tile.add);

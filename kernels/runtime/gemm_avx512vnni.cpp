@@ -3,6 +3,7 @@
 
 #include "gemm_avx512.h"
 #include "pack_x86.h"
+#include "unroll.h"
 
 namespace mrem::runtime {
 namespace {
@@ -12,7 +13,9 @@ namespace {
 template <int R, int P>
 void tile_of(const Tile& tile) {
     __m512i acc[R][P];
+    MREM_UNROLLED
     for (int r = 0; r < R; ++r) {
+        MREM_UNROLLED
         for (int p = 0; p < P; ++p) acc[r][p] = _mm512_setzero_si512();
     }
     const std::uint8_t* a = tile.a;
@@ -20,15 +23,20 @@ void tile_of(const Tile& tile) {
     const std::size_t a_stride = tile.a_stride, b_stride = tile.b_stride;
     for (std::size_t quad = 0; quad < tile.quads; ++quad, a += kQuad, b += kStepBytes) {
         __m512i w[P];
+        MREM_UNROLLED
         for (int p = 0; p < P; ++p) w[p] = _mm512_load_si512(b + static_cast<std::size_t>(p) * b_stride);
+        MREM_UNROLLED
         for (int r = 0; r < R; ++r) {
             std::int32_t four;
             memcpy(&four, a + static_cast<std::size_t>(r) * a_stride, sizeof four);
             const __m512i x = _mm512_set1_epi32(four);
+            MREM_UNROLLED
             for (int p = 0; p < P; ++p) acc[r][p] = _mm512_dpbusd_epi32(acc[r][p], x, w[p]);
         }
     }
+    MREM_UNROLLED
     for (int r = 0; r < R; ++r) {
+        MREM_UNROLLED
         for (int p = 0; p < P; ++p) {
             std::int32_t* sums = tile.sums + static_cast<std::size_t>(r) * tile.sums_stride + p * 16;
             if (tile.add) acc[r][p] = _mm512_add_epi32(acc[r][p], _mm512_load_si512(sums));

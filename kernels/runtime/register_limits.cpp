@@ -2,6 +2,8 @@
 // they run.
 #include "register_limits.h"
 
+#include "unroll.h"
+
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #endif
@@ -16,9 +18,12 @@ constexpr int kRounds = 20000, kAccumulators = 12;
 __attribute__((target("avx512f,avx512vnni,avx512bw"))) void vnni512() {
     constexpr int kWide = 24;
     __m512i acc[kWide], x = _mm512_set1_epi32(3), w = _mm512_set1_epi32(5);
-    for (__m512i& a : acc) a = _mm512_setzero_si512();
+    MREM_UNROLLED
+    for (int k = 0; k < kWide; ++k) acc[k] = _mm512_setzero_si512();
     for (int i = 0; i < kRounds; ++i) {
+        MREM_UNROLLED
         for (int k = 0; k < kWide; ++k) acc[k] = _mm512_dpbusd_epi32(acc[k], x, w);
+        MREM_UNROLLED
         for (int k = 0; k < kWide; ++k) __asm__ volatile("" : "+v"(acc[k]));
     }
 }
@@ -27,9 +32,12 @@ __attribute__((target("avx512f,avx512vnni,avx512bw"))) void vnni512() {
 #if defined(MREM_RUNTIME_HAVE_AVXVNNI)
 __attribute__((target("avx2,avxvnni"))) void vnni256() {
     __m256i acc[kAccumulators], x = _mm256_set1_epi32(3), w = _mm256_set1_epi32(5);
-    for (__m256i& a : acc) a = _mm256_setzero_si256();
+    MREM_UNROLLED
+    for (int k = 0; k < kAccumulators; ++k) acc[k] = _mm256_setzero_si256();
     for (int i = 0; i < kRounds; ++i) {
+        MREM_UNROLLED
         for (int k = 0; k < kAccumulators; ++k) acc[k] = _mm256_dpbusd_avx_epi32(acc[k], x, w);
+        MREM_UNROLLED
         for (int k = 0; k < kAccumulators; ++k) __asm__ volatile("" : "+x"(acc[k]));
     }
 }
@@ -38,24 +46,30 @@ __attribute__((target("avx2,avxvnni"))) void vnni256() {
 #if defined(MREM_RUNTIME_HAVE_AVX2)
 __attribute__((target("avx2"))) void in_16_bits() {
     __m256i acc[kAccumulators], x = _mm256_set1_epi32(3), w = _mm256_set1_epi32(5);
-    for (__m256i& a : acc) a = _mm256_setzero_si256();
+    MREM_UNROLLED
+    for (int k = 0; k < kAccumulators; ++k) acc[k] = _mm256_setzero_si256();
     for (int i = 0; i < kRounds; ++i) {
+        MREM_UNROLLED
         for (int k = 0; k < kAccumulators; ++k) {
             __asm__ volatile("" : "+x"(x));  // another product every time
             acc[k] = _mm256_add_epi16(acc[k], _mm256_maddubs_epi16(x, w));
         }
+        MREM_UNROLLED
         for (int k = 0; k < kAccumulators; ++k) __asm__ volatile("" : "+x"(acc[k]));
     }
 }
 
 __attribute__((target("avx2"))) void in_32_bits() {
     __m256i acc[kAccumulators], x = _mm256_set1_epi32(3), w = _mm256_set1_epi32(5);
-    for (__m256i& a : acc) a = _mm256_setzero_si256();
+    MREM_UNROLLED
+    for (int k = 0; k < kAccumulators; ++k) acc[k] = _mm256_setzero_si256();
     for (int i = 0; i < kRounds; ++i) {
+        MREM_UNROLLED
         for (int k = 0; k < kAccumulators; ++k) {
             __asm__ volatile("" : "+x"(x));
             acc[k] = _mm256_add_epi32(acc[k], _mm256_madd_epi16(x, w));
         }
+        MREM_UNROLLED
         for (int k = 0; k < kAccumulators; ++k) __asm__ volatile("" : "+x"(acc[k]));
     }
 }
