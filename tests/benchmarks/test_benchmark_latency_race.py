@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.benchmarks.latency import lineup, race, report, rivals, verb
+from mrem_deploy.benchmarks.latency import lineup, race, report, resources, rivals, serving, tables, verb
 from mrem_deploy.benchmarks.latency.contenders import Contender, ContenderFailed, Worker
 from mrem_deploy.benchmarks.latency.settings import RaceSettings, Shape, parse_session_options
 from mrem_deploy.deploy.providers import CPU, CUDA, TENSORRT
@@ -71,7 +71,8 @@ def test_a_model_in_its_own_process(lookup: Path, tmp_path: Path) -> None:
         assert answer["shapes"] == [[3, 1]]
         assert answer["sample"][0] == pytest.approx(expected.tolist())
         assert worker.run() > 0
-        assert worker.resident_mb() > 10
+        memory = worker.memory()
+        assert 10 < memory["resident_mb"] <= memory["peak_mb"]
         (seconds,) = [worker.node_times(3)]
     assert set(seconds) == {"Gather", "ReduceMean"}
     assert all(value >= 0 for value in seconds.values())
@@ -132,8 +133,8 @@ class FakeWorker:
         self.order.append(self.name)
         return next(self.left)
 
-    def resident_mb(self) -> float:
-        return 70.0
+    def memory(self) -> dict[str, float]:
+        return {"resident_mb": 70.0, "peak_mb": 75.0}
 
     def node_times(self, runs: int) -> dict[str, float]:
         return {"Add": 1.0, "MatMul": 3.0}
@@ -141,7 +142,8 @@ class FakeWorker:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeWorker]:
-    monkeypatch.setattr(race, "Worker", FakeWorker)
+    for module in (race, resources, serving):
+        monkeypatch.setattr(module, "Worker", FakeWorker)
     FakeWorker.broken, FakeWorker.order = set(), []
     FakeWorker.answers = {"fp32": 2.0, "rival": 3.0, "ours": 1.0}
     FakeWorker.times = {
@@ -185,7 +187,7 @@ def test_numbers_of_the_race_by_hand(fake: type[FakeWorker], tmp_path: Path) -> 
     assert first["cells"][0]["ratio"] == 1
     assert cell["difference"] == pytest.approx(0.5)
     assert cell["node_shares"] == {"MatMul": 0.75, "Add": 0.25}
-    assert report.against(standings[2], standings[1]) == pytest.approx([2])  # 2, 2 and 1.5
+    assert tables.against(standings[2], standings[1]) == pytest.approx([2])  # 2, 2 and 1.5
 
 
 def test_one_that_fails_is_left_out_and_the_others_go_on(fake: type[FakeWorker], tmp_path: Path) -> None:
@@ -193,7 +195,7 @@ def test_one_that_fails_is_left_out_and_the_others_go_on(fake: type[FakeWorker],
     standings = race.race(contenders(tmp_path), plan())
     assert [standing.failed for standing in standings] == [None, "does not load", None]
     assert [len(standing.cells) for standing in standings] == [2, 0, 2]
-    shown = report.tables({"CPU": standings}, plan())
+    shown = tables.tables({"CPU": standings}, plan())
     assert "| rival |       1.0 |  failed |" in shown
     assert "Failed: rival: does not load" in report.summary({"CPU": standings}, "x", plan(), None, "")
     assert verb._measured(standings) == standings
@@ -211,7 +213,20 @@ def test_without_full_precision_or_ours_there_is_no_result(
 def options(*line: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     verb.add_options(parser)
-    short = ("--shapes", "1x4", "--rounds", "3", "--warmup", "1", "--loads", "1", "--options", "none")
+    short = (
+        "--shapes",
+        "1x4",
+        "--rounds",
+        "3",
+        "--warmup",
+        "1",
+        "--loads",
+        "1",
+        "--options",
+        "none",
+        "--memory-shapes",
+        "none",
+    )
     return parser.parse_args([*short, *line])
 
 
@@ -221,7 +236,9 @@ def test_a_failure_on_the_gpu_does_not_lose_the_results_of_the_cpu(
     def broken(*arguments: Any) -> None:
         raise RuntimeError("no kernel image")
 
-    subject = SimpleNamespace(title="x", folder=None, frozen={}, vocabulary=WORDS, longest=None)
+    subject = SimpleNamespace(
+        title="x", folder=None, frozen={}, vocabulary=WORDS, longest=None, tokenizer=None
+    )
     monkeypatch.setattr(verb, "_subject", lambda options: subject)
     monkeypatch.setattr(lineup, "why_no_gpu", lambda gpu: None)
     monkeypatch.setattr(lineup, "cpu_lineup", lambda *arguments: contenders(tmp_path))
@@ -235,7 +252,8 @@ def test_a_failure_on_the_gpu_does_not_lose_the_results_of_the_cpu(
 
 def test_the_lineup_on_a_gpu(tmp_path: Path, lookup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA folds weights, which is no tuning; TensorRT gets the shapes, and CUDA behind it."""
-    shutil.copy(lookup, tmp_path / "fp32.onnx")
+    for name in ("fp32.onnx", "static.onnx"):
+        shutil.copy(lookup, tmp_path / name)
     monkeypatch.setenv("MREM_CACHE", str(tmp_path))
     monkeypatch.setattr(rivals, "convert_to_fp16", lambda fp32, path: path)
     monkeypatch.setattr(lineup, "exported", lambda subject, frozen, bits, profile, work: lookup)
@@ -269,7 +287,7 @@ def test_the_tables(fake: type[FakeWorker], tmp_path: Path) -> None:
     fake.answers["ours, with --options"] = 1.0
     watched = plan(threads=(1, 2), profile_nodes=True)
     standings = race.race([*contenders(tmp_path), tuned], watched)
-    shown = report.tables({"CPU": standings}, watched)
+    shown = tables.tables({"CPU": standings}, watched)
     assert "CPU, 1 thread: median ms (× faster)" in shown
     assert "CPU, 2 threads: p95 ms · sentences/s" in shown
     assert "200 (4.00×)" in shown
@@ -277,7 +295,7 @@ def test_the_tables(fake: type[FakeWorker], tmp_path: Path) -> None:
     assert "| ours                                  | 4.00× (4.00×) | 2.00× (2.00×) |" in verdict
     assert "--options" not in verdict  # tuned sessions are no part of the headline
     assert "- ours: MatMul 75%, Add 25%" in shown
-    figure = report.draw({"CPU": standings}, "x", watched)
+    figure = report.draw({"CPU": standings}, "x")
     assert [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes] == [
         "x: CPU, 1 thread",
         "x: CPU, 2 threads",
@@ -292,8 +310,8 @@ def test_outputs_of_other_shapes_are_a_defect() -> None:
 
 def test_small_shares_are_summed_up() -> None:
     shares = race.shares({f"Op{number}": float(number) for number in range(1, 9)})
-    assert report.describe_shares(shares).startswith("Op8 22%, Op7 19%")
-    assert report.describe_shares(shares).endswith("Op3 8%, others 8%")
+    assert tables.describe_shares(shares).startswith("Op8 22%, Op7 19%")
+    assert tables.describe_shares(shares).endswith("Op3 8%, others 8%")
 
 
 def test_session_options() -> None:

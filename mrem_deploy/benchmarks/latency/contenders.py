@@ -22,17 +22,20 @@ from typing import Any, cast
 from mrem_deploy.base.processes import unheard_ctrl_c
 from mrem_deploy.base.units import MIB
 from mrem_deploy.benchmarks.latency.messages import (
+    CrowdReply,
     FeedReply,
     LoadReply,
     LoadRequest,
     ProfileReply,
     RunReply,
+    Sentences,
 )
 from mrem_deploy.deploy.providers import CPU
 
 LAST_LINES = 3  # of what a dead process printed
-# Some virtual machines announce AMX, which then faults; OpenVINO uses oneDNN's kernels.
+# Some virtual machines announce AMX, which then faults; these use oneDNN's kernels.
 ONEDNN_LIMIT = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
+WITH_ONEDNN = ("openvino", "ctranslate2")
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Contender:
     config: Mapping[str, str] = field(default_factory=dict)
     needed_config: Mapping[str, str] = field(default_factory=dict)  # what the provider needs; not tuning
     ours: bool = False
+    beside: str | None = None  # the same weights in plain onnxruntime, for those in another runtime of ours
 
     @property
     def tuned(self) -> bool:
@@ -56,7 +60,9 @@ class Contender:
 
     @property
     def file_mb(self) -> float:
-        """The file, and the file of its weights if the format keeps them apart."""
+        """The file, and the file of its weights if the format keeps them apart; all files of a folder."""
+        if self.path.is_dir():
+            return sum(file.stat().st_size for file in self.path.iterdir()) / MIB
         weights = (self.path.with_suffix(".bin"), self.path.with_name(self.path.name + ".data"))
         return sum(file.stat().st_size for file in (self.path, *weights) if file.is_file()) / MIB
 
@@ -66,6 +72,7 @@ class Contender:
             "name": self.name,
             "ours": self.ours,
             "runtime": self.runtime,
+            "beside": self.beside,
             "provider": self.provider,
             "provider_options": dict(self.provider_options),
             "disabled_optimizers": list(self.disabled_optimizers),
@@ -100,7 +107,7 @@ class Worker:
         }
 
     def __enter__(self) -> Worker:
-        limits = ONEDNN_LIMIT if self.contender.runtime == "openvino" else {}
+        limits = ONEDNN_LIMIT if self.contender.runtime in WITH_ONEDNN else {}
         # Into a file: nobody reads while the process runs, and a full pipe would block it.
         self._printed = tempfile.TemporaryFile()
         with unheard_ctrl_c():
@@ -137,9 +144,23 @@ class Worker:
         """Seconds per operator kind; needs a worker that was started with a folder for profiles."""
         return cast(ProfileReply, self._ask({"do": "profile", "runs": runs}))["nodes"]
 
-    def resident_mb(self) -> float:
-        """Its memory after one more run."""
-        return self._run()["resident_mb"]
+    def memory(self) -> RunReply:
+        """Its memory after one more run, and the peak since it was loaded."""
+        return self._run()
+
+    def serve(self, batches: list[Sentences]) -> None:
+        """Give it the batches of a workload; none of them runs yet."""
+        self._ask({"do": "serve", "batches": batches})
+
+    def run_batch(self, number: int) -> float:
+        """Seconds of one batch of the workload."""
+        return cast(RunReply, self._ask({"do": "batch", "number": number}))["seconds"]
+
+    def crowd(self, sessions: int, seconds: float) -> list[float]:
+        """Runs per second of so many sessions of this model in one process, all at work for that long."""
+        return cast(CrowdReply, self._ask({"do": "crowd", "sessions": sessions, "seconds": seconds}))[
+            "runs_per_second"
+        ]
 
     def _run(self) -> RunReply:
         return cast(RunReply, self._ask({"do": "run"}))

@@ -13,7 +13,8 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.progress import say
 from mrem_deploy.benchmarks.latency import rivals
 from mrem_deploy.benchmarks.latency.contenders import Contender
-from mrem_deploy.benchmarks.latency.settings import PEERS, SessionOptions, Shape
+from mrem_deploy.benchmarks.latency.peers import peer_contenders
+from mrem_deploy.benchmarks.latency.settings import PEERS, RIVALS, SessionOptions, Shape
 from mrem_deploy.benchmarks.latency.subject import Subject
 from mrem_deploy.deploy.providers import (
     CUDA,
@@ -26,6 +27,9 @@ from mrem_deploy.deploy.providers import (
 from mrem_deploy.quant.frozen import FrozenModel
 
 HEADLINE_PROFILE = "ort-cpu"
+RUNTIME_PROFILE = "mrem-cpu"  # opened by our own runtime; with --profiles also without it
+RUNTIME = "mrem_runtime"
+RUNTIME_ROWS = "ours, mrem-runtime"
 NEEDED = ("onnx", "onnxruntime", "onnxscript")
 
 
@@ -38,8 +42,9 @@ def check_installed(peers: tuple[str, ...]) -> None:
         if importlib.util.find_spec(package) is None:
             raise UserError(f"the package {package} is not installed", 'pip install "mrem-deploy[cpu]"')
     for peer in peers:
-        if importlib.util.find_spec(peer) is None:
-            raise UserError(f"--peers {peer}: the package {peer} is not installed", PEERS[peer])
+        for package in PEERS[peer].packages:
+            if importlib.util.find_spec(package) is None:
+                raise UserError(f"--peers {peer}: the package {package} is not installed", PEERS[peer].remedy)
 
 
 def choose_profiles(asked: tuple[str, ...] | None, folder: Path | None) -> tuple[str, ...]:
@@ -48,7 +53,8 @@ def choose_profiles(asked: tuple[str, ...] | None, folder: Path | None) -> tuple
 
     if asked is None:
         present = [p.name for p in PROFILES.values() if folder is not None and p.path_in(folder).is_file()]
-        return (HEADLINE_PROFILE, *(name for name in present if name != HEADLINE_PROFILE))
+        own_rows = (HEADLINE_PROFILE, RUNTIME_PROFILE)
+        return (HEADLINE_PROFILE, *(name for name in present if name not in own_rows))
     for name in asked:
         if name not in PROFILES:
             raise UserError(f"there is no export profile {name!r}", f"choose among {', '.join(PROFILES)}")
@@ -61,22 +67,16 @@ def cpu_lineup(
     tuned: SessionOptions | None,
     peers: tuple[str, ...],
     work: Path,
+    chosen: tuple[str, ...] = RIVALS,
 ) -> list[Contender]:
     """Full precision first, then its quantized rivals, then ours."""
     say("making the rivals: torch.onnx.export")
     fp32 = rivals.export_fp32(subject.model, work / "fp32.onnx")
-    lineup = [Contender("ORT fp32", fp32)]
-    for name, per_channel in (("quantize_dynamic", False), ("quantize_dynamic, per channel", True)):
-        say(f"making the rivals: {name}")
-        path = work / f"dynamic-{'channel' if per_channel else 'tensor'}.onnx"
-        lineup.append(Contender(name, rivals.quantize_dynamically(fp32, path, per_channel)))
-    say("making the rivals: quantize_static")
-    static = rivals.quantize_statically(fp32, work / "static.onnx", subject.tokens)
-    unsigned = rivals.quantize_statically(fp32, work / "static-u8.onnx", subject.tokens, unsigned=True)
-    lineup.append(Contender("quantize_static QDQ", static))
-    lineup.append(Contender("quantize_static QDQ, uint8", unsigned))
+    lineup = [Contender("ORT fp32", fp32), *_by_onnxruntime(subject, fp32, chosen, work)]
     if "openvino" in peers:
-        lineup += _openvino(subject, fp32, static, work)
+        lineup += _openvino(subject, fp32, work)
+    lineup += peer_contenders(subject.model, peers, work)
+    own_runtime = _has_runtime()
     for bits, frozen in subject.frozen.items():
         for profile in profiles:
             path = exported(subject, frozen, bits, profile, work)
@@ -92,13 +92,57 @@ def cpu_lineup(
                         ours=True,
                     )
                 )
+        if own_runtime:
+            beside = f"ours {bits}" if HEADLINE_PROFILE in profiles else None
+            path = exported(subject, frozen, bits, RUNTIME_PROFILE, work)
+            lineup.append(Contender(f"ours {bits}, mrem-runtime", path, RUNTIME, ours=True, beside=beside))
     return lineup
 
 
-def _openvino(subject: Subject, fp32: Path, static: Path, work: Path) -> list[Contender]:
+def _has_runtime() -> bool:
+    """Whether our operators can be loaded; says why not."""
+    if importlib.util.find_spec(RUNTIME) is None:
+        say(f"left out: {RUNTIME_ROWS}: the package is not installed (pip install mrem-runtime)")
+        return False
+    import mrem_runtime
+
+    try:
+        mrem_runtime.library()
+    except (OSError, RuntimeError) as error:
+        say(f"left out: {RUNTIME_ROWS}: {error}")
+        return False
+    return True
+
+
+def _by_onnxruntime(subject: Subject, fp32: Path, chosen: tuple[str, ...], work: Path) -> list[Contender]:
+    """The rivals that onnxruntime's own quantizers make."""
+    found = []
+    for key, name, per_channel in (
+        ("dynamic", "quantize_dynamic", False),
+        ("dynamic-per-channel", "quantize_dynamic, per channel", True),
+    ):
+        if key in chosen:
+            say(f"making the rivals: {name}")
+            path = work / f"{key}.onnx"
+            found.append(Contender(name, rivals.quantize_dynamically(fp32, path, per_channel)))
+    for key, name, unsigned in (
+        ("static", "quantize_static QDQ", False),
+        ("static-uint8", "quantize_static QDQ, uint8", True),
+    ):
+        if key in chosen:
+            say(f"making the rivals: {name}")
+            path = work / f"{key}.onnx"
+            found.append(Contender(name, rivals.quantize_statically(fp32, path, subject.tokens, unsigned)))
+    return found
+
+
+def _openvino(subject: Subject, fp32: Path, work: Path) -> list[Contender]:
     lineup = [Contender("OpenVINO fp32", fp32, "openvino")]
     if importlib.util.find_spec("nncf") is None:
         say("nncf is not installed: OpenVINO runs the model of quantize_static instead of its own int8")
+        static = work / "static.onnx"
+        if not static.is_file():
+            rivals.quantize_statically(fp32, static, subject.tokens)
         return [*lineup, Contender("OpenVINO, quantize_static QDQ", static, "openvino")]
     say("making the rivals: NNCF for OpenVINO")
     path = rivals.quantize_by_nncf(fp32, work / "nncf.xml", subject.tokens)
@@ -150,7 +194,7 @@ def gpu_lineup(subject: Subject, shapes: tuple[Shape, ...], work: Path) -> list[
     lineup = [
         Contender("CUDA fp32", fp32, provider=CUDA),
         Contender("CUDA fp16", half, provider=CUDA),
-        _folded_on_cuda("quantize_static QDQ", static),
+        *([_folded_on_cuda("quantize_static QDQ", static)] if static.is_file() else []),
     ]
     for bits, path in _ours("CUDA", "int8", subject, work).items():
         lineup.append(_folded_on_cuda(f"ours {bits}", path, ours=True))

@@ -34,7 +34,24 @@ class FeedReply(TypedDict):
 class RunReply(TypedDict):
     seconds: float
     resident_mb: float
+    peak_mb: float  # since the model was loaded
 
 
 class ProfileReply(TypedDict):
     nodes: dict[str, float]  # seconds of one run by operator kind
+
+
+class Sentences(TypedDict):
+    """One batch: the tokens of every sentence without padding, and which part of a pair each belongs to."""
+
+    ids: list[list[int]]
+    types: list[list[int]]
+    pad: int  # the id that fills up shorter sentences
+
+
+class ServeReply(TypedDict):
+    batches: int
+
+
+class CrowdReply(TypedDict):
+    runs_per_second: list[float]  # of each session, all of them at work at the same time

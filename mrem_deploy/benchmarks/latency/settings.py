@@ -8,7 +8,21 @@ from dataclasses import dataclass, field
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.outside import shown
 
-PEERS = {"openvino": "pip install openvino nncf"}  # other runtimes, and how to install them
+
+@dataclass(frozen=True)
+class Peer:
+    """Another runtime: the packages it needs here, and how to install them."""
+
+    packages: tuple[str, ...]
+    remedy: str
+
+
+PEERS = {
+    "openvino": Peer(("openvino",), "pip install openvino nncf"),
+    "ctranslate2": Peer(("ctranslate2",), "pip install ctranslate2"),
+    "llama.cpp": Peer(("llama_cpp", "gguf"), "pip install llama-cpp-python gguf"),
+}
+RIVALS = ("dynamic", "dynamic-per-channel", "static", "static-uint8")  # made by onnxruntime's own quantizers
 OPTIONS_SPELLING = "disabled_optimizers=SkipLayerNormFusion, or KEY=VALUE;KEY=VALUE, or none"
 
 
@@ -21,6 +35,18 @@ class Shape:
 
     def __str__(self) -> str:
         return f"{self.batch}x{self.sequence}"
+
+
+def check_rival(name: str) -> str:
+    """An argparse type."""
+    if name not in RIVALS:
+        raise UserError(f"--rivals: there is no rival {shown(name)}", f"choose among {', '.join(RIVALS)}")
+    return name
+
+
+def read_shapes_or_none(text: str) -> tuple[Shape, ...]:
+    """An argparse type: '1x32,8x128', or 'none'."""
+    return () if text == "none" else tuple(read_shape(part) for part in text.split(","))
 
 
 def read_shape(text: str) -> Shape:
@@ -45,6 +71,8 @@ class RaceSettings:
     vocabulary: int
     seed: int
     profile_nodes: bool = False
+    memory_shapes: tuple[Shape, ...] = ()  # each measured in a process of its own
+    together: int = 0  # sessions at work at the same time
 
 
 @dataclass(frozen=True)

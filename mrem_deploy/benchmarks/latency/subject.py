@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.progress import say
-from mrem_deploy.benchmarks.geometry import Geometry, random_model, random_tokens
+from mrem_deploy.benchmarks.geometry import POSITIONS, Geometry, random_model, random_tokens
 from mrem_deploy.data.encoded import Encoded
 from mrem_deploy.data.task_data import Columns, open_task, sample
 from mrem_deploy.data.texts import encode
@@ -40,10 +40,16 @@ class Subject:
     frozen: dict[str, FrozenModel]
     tokens: Encoded
     folder: Path | None = None
+    tokenizer: Any = None  # of the result folder
+    max_length: int = POSITIONS  # tokens; longer sentences of a workload are cut
 
     @property
     def vocabulary(self) -> int:
         return int(self.model.config.vocab_size)
+
+    @property
+    def padding(self) -> int:
+        return int(getattr(self.model.config, "pad_token_id", None) or 0)
 
     @property
     def longest(self) -> int | None:
@@ -57,7 +63,9 @@ def from_folder(folder: Path, model: str | None, data: str | None, seed: int) ->
     original, tokenizer = _original(folder, recipe, frozen, model)
     tokens = _sentences(folder, recipe, tokenizer, data, seed)
     bits = str(frozen.notes.get("bits", recipe.bits))
-    return Subject(folder.resolve().name, original, {bits: frozen}, tokens, folder)
+    return Subject(
+        folder.resolve().name, original, {bits: frozen}, tokens, folder, tokenizer, recipe.max_length
+    )
 
 
 def from_geometry(

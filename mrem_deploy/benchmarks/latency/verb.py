@@ -1,10 +1,14 @@
-"""Latency of exported models against ONNX rivals made on the spot from the same full-precision model.
+"""Latency of exported models against rivals made on the spot from the same full-precision model.
 
 Reports median and p95 latency, throughput, load time, file size and memory. With DIR, the result folder of a
 run: its ONNX files, and rivals made from the model that its recipe names. Without: random weights in a
 --geometry. Every model runs in a separate process. All take turns, one run each per round; a speed-up is the
 median over the rounds of the ratio to ORT fp32. Sessions have onnxruntime's default options except for the
-number of threads; only the entry "with --options" has others.
+number of threads; only the entry "with --options" has others. Entries "mrem-runtime" are opened by the
+package of that name, where it is installed, and are also compared with the same weights in plain onnxruntime.
+
+Shapes are random tokens without padding. --workload adds real sentences, or only their lengths, in batches
+in order of arrival and sorted by length, padded where the runtime needs it.
 """
 
 from __future__ import annotations
@@ -24,22 +28,29 @@ from mrem_deploy.benchmarks.geometry import SPELLING, parse_geometry
 from mrem_deploy.benchmarks.latency.settings import (
     OPTIONS_SPELLING,
     PEERS,
+    RIVALS,
     RaceSettings,
     Shape,
+    check_rival,
     parse_session_options,
     read_shape,
+    read_shapes_or_none,
 )
 from mrem_deploy.benchmarks.output import Result
 from mrem_deploy.deploy.optimizers import check_optimizers
 
 if TYPE_CHECKING:
-    from mrem_deploy.benchmarks.latency.race import Standing
+    from mrem_deploy.benchmarks.latency.serving import ServingSettings
+    from mrem_deploy.benchmarks.latency.standings import Standing
     from mrem_deploy.benchmarks.latency.subject import Subject
 
 EXAMPLES = """\
 examples:
   python -m mrem_deploy.benchmark latency result --out results
-  python -m mrem_deploy.benchmark latency --geometry minilm-l6 --bits 4-4-8,2-2-8 --peers openvino
+  python -m mrem_deploy.benchmark latency --geometry minilm-l6 --bits 4-4-8,2-2-8 --peers openvino,ctranslate2
+  python -m mrem_deploy.benchmark latency result --workload MNLI/dev_matched.jsonl --workload-batches 1,8,32
+  python -m mrem_deploy.benchmark latency --workload lengths.json --rivals dynamic --shapes 1x32
+  python -m mrem_deploy.benchmark latency --memory-shapes 1x128,32x128 --together 2 --threads 1,2
   python -m mrem_deploy.benchmark latency result --shapes 1x16,32x64 --threads 1,4 --profile-nodes
   python -m mrem_deploy.benchmark latency result --options "disabled_optimizers=SkipLayerNormFusion"
 """
@@ -51,8 +62,16 @@ DEFAULTS = {
     "rounds": opt.Default(30, 8),
     "warmup": opt.Default(3, 1),
     "loads": opt.Default(3, 1),
+    "memory_shapes": opt.Default(
+        (Shape(1, 32), Shape(1, 128), Shape(8, 128), Shape(32, 128)), (Shape(1, 32), Shape(1, 128))
+    ),
+    "workload_size": opt.Default(256, 64),
+    "workload_batches": opt.Default((1, 8, 32), (1, 8)),
+    "workload_passes": opt.Default(3, 1),
 }
 TUNED = "disabled_optimizers=SkipLayerNormFusion"
+MOST_TOGETHER = 64
+MOST_SENTENCES = 100_000
 DEVICES = ("auto", "cpu", "gpu")
 
 
@@ -89,10 +108,30 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--peers",
-        type=opt.several(str, "--peers", "openvino"),
+        type=opt.several(str, "--peers", "openvino,ctranslate2"),
         default=(),
         help=f"other runtimes to compare with: {', '.join(PEERS)}",
     )
+    parser.add_argument(
+        "--rivals",
+        type=opt.several(check_rival, "--rivals", "dynamic,static"),
+        default=RIVALS,
+        help=f"onnxruntime's own quantizers to compare with (default {','.join(RIVALS)})",
+    )
+    add(
+        "--memory-shapes",
+        read_shapes_or_none,
+        "batch x tokens at which memory is measured, each in a process of its own, or none",
+        "memory_shapes",
+    )
+    parser.add_argument(
+        "--together",
+        type=opt.whole("--together", 2, MOST_TOGETHER),
+        default=0,
+        metavar="SESSIONS",
+        help="also run so many sessions of each model at the same time: what all do together",
+    )
+    _add_workload(parser, add)
     parser.add_argument("--device", default="auto", help="cpu, gpu, or auto (default): all that there are")
     parser.add_argument(
         "--profile-nodes", action="store_true", help="also report where the time goes, by operator"
@@ -100,10 +139,33 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     opt.add_places(parser)
 
 
+def _add_workload(parser: argparse.ArgumentParser, add: Callable[..., None]) -> None:
+    parser.add_argument(
+        "--workload",
+        metavar="FILE",
+        help="also run sentences of mixed lengths: text, csv, tsv, jsonl or parquet, or lengths.json",
+    )
+    parser.add_argument(
+        "--workload-columns",
+        type=opt.several(str, "--workload-columns", "premise,hypothesis"),
+        metavar="COLUMNS",
+        help="its column of sentences, or two of pairs (default: the usual names of tasks)",
+    )
+    parser.add_argument(
+        "--tokenizer", metavar="DIR", help="without DIR: the model folder whose tokenizer reads the sentences"
+    )
+    count = opt.whole("--workload-size", 1, MOST_SENTENCES)
+    add("--workload-size", count, "sentences that are taken, from the beginning of the file")
+    sizes = opt.several(opt.whole("--workload-batches", 1, 4096), "--workload-batches", "1,8,32")
+    add("--workload-batches", sizes, "sentences in a batch")
+    add("--workload-passes", opt.whole("--workload-passes", 1), "timed passes, after one of warm-up")
+
+
 def run(options: argparse.Namespace) -> Result:
     from mrem_deploy.base import machine
-    from mrem_deploy.benchmarks.latency import lineup, report
+    from mrem_deploy.benchmarks.latency import lineup, report, tables
     from mrem_deploy.benchmarks.latency.race import race
+    from mrem_deploy.benchmarks.latency.serving import serve_all
 
     _check(options)
     if options.options is not None:
@@ -114,7 +176,7 @@ def run(options: argparse.Namespace) -> Result:
     if missing and options.device == "gpu":
         raise UserError(f"--device gpu: {missing}", "use --device cpu")
     subject = _subject(options)
-    _check_shapes(options.shapes, subject)
+    _check_shapes((*options.shapes, *options.memory_shapes), subject)
     settings = RaceSettings(
         options.shapes,
         options.thread_counts,
@@ -124,13 +186,19 @@ def run(options: argparse.Namespace) -> Result:
         subject.vocabulary,
         options.seed,
         options.profile_nodes,
+        options.memory_shapes,
+        options.together,
     )
+    serving = _serving(options, subject)
     profiles = lineup.choose_profiles(options.profiles, subject.folder)
     sections: dict[str, list[Standing]] = {}
     with scratch_folder("latency") as work, explained(work):
-        on_cpu = lineup.cpu_lineup(subject, profiles, options.options, options.peers, work)
+        on_cpu = lineup.cpu_lineup(subject, profiles, options.options, options.peers, work, options.rivals)
         if options.device != "gpu":
             sections["CPU"] = _measured(race(on_cpu, settings))
+            if serving is not None:
+                serve_all(sections["CPU"], serving)
+                _measured(sections["CPU"])
         if not missing and options.device != "cpu":
             failed = _race_on_gpu(subject, settings, work, sections)
             if failed is not None and options.device == "gpu":
@@ -143,10 +211,38 @@ def run(options: argparse.Namespace) -> Result:
         "latency",
         _settings(options, subject),
         report.rows(sections),
-        report.tables(sections, settings),
-        report.summary(sections, subject.title, settings, options.options, skipped),
-        lambda: report.draw(sections, subject.title, settings),
+        tables.tables(sections, settings),
+        report.summary(sections, subject.title, settings, options.options, skipped, serving),
+        lambda: report.draw(sections, subject.title),
     )
+
+
+def _serving(options: argparse.Namespace, subject: Subject) -> ServingSettings | None:
+    """The workload and how it is timed; None without --workload."""
+    if options.workload is None:
+        return None
+    from mrem_deploy.benchmarks.latency.serving import ServingSettings
+    from mrem_deploy.benchmarks.latency.workload import RandomTokens, read_workload
+    from mrem_deploy.models.loading import load_tokenizer
+
+    tokenizer = subject.tokenizer
+    if options.tokenizer is not None:
+        tokenizer = load_tokenizer(Path(options.tokenizer))
+        if len(tokenizer) > subject.vocabulary:
+            raise UserError(
+                f"--tokenizer {options.tokenizer} has {len(tokenizer):,} tokens, the model only "
+                f"{subject.vocabulary:,}",
+                "give one that belongs to the geometry",
+            )
+    work = read_workload(
+        Path(options.workload),
+        tokenizer,
+        (subject.max_length, options.workload_size),
+        RandomTokens(subject.vocabulary, subject.padding, options.seed),
+        options.workload_columns,
+    )
+    say(f"workload {work.describe()}")
+    return ServingSettings(work, options.workload_batches, options.workload_passes, options.thread_counts)
 
 
 def _race_on_gpu(
@@ -159,8 +255,9 @@ def _race_on_gpu(
 
     try:
         on_gpu = lineup.gpu_lineup(subject, settings.shapes, work)
-        # A session's threads do not matter when a GPU does the work.
-        sections["GPU"] = _measured(race(on_gpu, replace(settings, threads=settings.threads[:1])))
+        # A session's threads do not matter when a GPU does the work, nor does the process's own memory.
+        there = replace(settings, threads=settings.threads[:1], memory_shapes=())
+        sections["GPU"] = _measured(race(on_gpu, there))
     except Exception as error:  # noqa: BLE001 - converters, runtimes and drivers; all mean the same here
         return error
     return None
@@ -185,7 +282,8 @@ def _check(options: argparse.Namespace) -> None:
         given = [flag for flag in ("model", "data") if getattr(options, flag)]
         reason = "belongs to a result folder, and none was given"
     else:
-        given = [flag for flag in ("geometry", "bits", "per_channel", "symmetric") if getattr(options, flag)]
+        own = ("geometry", "bits", "per_channel", "symmetric", "tokenizer")
+        given = [flag for flag in own if getattr(options, flag)]
         reason = "is for random weights, but a result folder was given"
     if given:
         flag = f"--{given[0].replace('_', '-')}"
@@ -219,7 +317,7 @@ def _check_shapes(shapes: tuple[Shape, ...], subject: Subject) -> None:
 
 def _measured(standings: list[Standing]) -> list[Standing]:
     """Without full precision there is nothing to compare with, and without ours nothing to report."""
-    from mrem_deploy.benchmarks.latency.race import running
+    from mrem_deploy.benchmarks.latency.standings import running
 
     first = standings[0]
     ours = [standing for standing in standings if standing.contender.ours]
