@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,7 +105,8 @@ def test_latency_writes_its_numbers_and_a_plot(
     # The export of the same model, made once for all tests of this file.
     monkeypatch.setattr(rivals, "export_fp32", lambda model, path: Path(shutil.copy(fp32, path)))
     line = ["latency", "--geometry", TINY, "--bits", "2-2-8", "--shapes", "1x8,2x4", "--rounds", "2"]
-    assert cli.run(benchmark.main, [*line, "--warmup", "1", "--loads", "1", "--out", str(tmp_path)]) == 0
+    line += ["--memory-shapes", "1x8", "--warmup", "1", "--loads", "1", "--out", str(tmp_path)]
+    assert cli.run(benchmark.main, line) == 0
     shown = capsys.readouterr().out
     assert "| ours 2-2-8" in shown
     assert "GPU: skipped" in shown or "CUDA fp16" in shown
@@ -113,6 +115,8 @@ def test_latency_writes_its_numbers_and_a_plot(
     assert written["settings"]["bits"] == ["2-2-8"]
     assert written["environment"]["onnxruntime"]
     rows = {row["name"]: row for row in written["rows"] if row["device"] == "CPU"}
+    runtime = rows.pop("ours 2-2-8, mrem-runtime", None)  # where the package is installed
+    assert runtime is None or runtime["times_faster_than"]["ours 2-2-8"][0] > 0
     assert list(rows) == [
         "ORT fp32",
         "quantize_dynamic",
@@ -129,6 +133,8 @@ def test_latency_writes_its_numbers_and_a_plot(
         assert [(cell["threads"], cell["shape"]) for cell in row["cells"]] == [(1, "1x8"), (1, "2x4")]
         assert all(len(cell["rounds_ms"]) == 2 for cell in row["cells"])
         assert row["resident_mb"] >= row["empty_mb"] > 0
+        measured = [memory["shape"] for memory in row["memory_over_bare_process"]]
+        assert measured == ([] if row["disabled_optimizers"] else ["1x8"])
     assert 0 < rows["ours 2-2-8"]["cells"][0]["difference"] < 2
     assert set(rows["ours 2-2-8"]["times_faster_than"]) == set(list(rows)[:5])
     assert (tmp_path / "latency.png").read_bytes().startswith(PNG)
@@ -213,6 +219,53 @@ def test_an_exported_file_of_another_run_is_not_taken_for_ours(
     assert lineup.choose_profiles(None, folder) == ("ort-cpu", "int8")
 
 
+def test_our_runtime_has_a_row_beside_the_same_weights_in_onnxruntime(
+    fp32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[tuple[str, str]] = []
+
+    def exported(subject: Any, frozen: Any, bits: str, profile: str, work: Path) -> Path:
+        made.append((bits, profile))
+        return work / f"{bits}-{profile}.onnx"
+
+    monkeypatch.setattr(rivals, "export_fp32", lambda model, path: Path(shutil.copy(fp32, path)))
+    monkeypatch.setattr(lineup, "exported", exported)
+    found = lineup.importlib.util.find_spec
+    present = True
+    monkeypatch.setattr(
+        lineup.importlib.util,
+        "find_spec",
+        lambda name: (True if present else None) if name == "mrem_runtime" else found(name),
+    )
+    library = SimpleNamespace(library=lambda: "libmrem_runtime.so")
+    monkeypatch.setitem(sys.modules, "mrem_runtime", library)
+    subject: Any = SimpleNamespace(model=None, frozen={"4-4-8": None, "2-2-8": None})
+
+    def names(profiles: tuple[str, ...] = ("ort-cpu",)) -> dict[str, str | None]:
+        lined = lineup.cpu_lineup(subject, profiles, None, (), tmp_path, chosen=())
+        return {contender.name: contender.beside for contender in lined}
+
+    assert names() == {
+        "ORT fp32": None,
+        "ours 4-4-8": None,
+        "ours 4-4-8, mrem-runtime": "ours 4-4-8",
+        "ours 2-2-8": None,
+        "ours 2-2-8, mrem-runtime": "ours 2-2-8",
+    }
+    assert ("2-2-8", "mrem-cpu") in made
+    assert names(("int8",))["ours 2-2-8, mrem-runtime"] is None  # its plain file is not measured
+
+    def broken() -> str:
+        raise OSError("there is no library")
+
+    library.library = broken
+    assert "ours 2-2-8, mrem-runtime" not in names()
+    assert "left out: ours, mrem-runtime: there is no library" in capsys.readouterr().err
+    present = False
+    assert "ours 2-2-8, mrem-runtime" not in names()
+    assert "the package is not installed" in capsys.readouterr().err
+
+
 BAD = [
     (["--shapes", "1by32"], "'1by32' is not a shape"),
     (["--shapes", "0x32"], "'0x32' is not a shape"),
@@ -221,6 +274,12 @@ BAD = [
     (["--profiles", "ort-gpu"], "there is no export profile 'ort-gpu'"),
     (["--options", "SkipLayerNormFusion"], "--options 'SkipLayerNormFusion' cannot be read"),
     (["--options", "disabled_optimizers=SkipLayerNormFusoin"], "'SkipLayerNormFusoin'"),
+    (["--rivals", "dynamic,statics"], "--rivals: there is no rival 'statics'"),
+    (["--memory-shapes", "1x32,8"], "'8' is not a shape"),
+    (["--memory-shapes", "1x513", "--geometry", TINY], "reads at most 512 tokens"),
+    (["--together", "1"], "--together must be a whole number, 2 to 64"),
+    (["--workload", "gone.txt", "--geometry", TINY], "--workload: there is no file gone.txt"),
+    (["somewhere", "--tokenizer", "elsewhere"], "--tokenizer is for random weights"),
     (["--device", "tpu"], "--device must be auto, cpu, gpu; got 'tpu'"),
     (["--threads", "0"], "--threads must be a whole number, 1 to 1024"),
     (["--model", "elsewhere"], "--model belongs to a result folder"),
@@ -234,7 +293,7 @@ BAD = [
 def test_bad_options_are_explained(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = ["latency", *arguments, "--bits", "8-8-8"] if TINY in arguments[:2] else ["latency", *arguments]
+    line = ["latency", *arguments, "--bits", "8-8-8"] if TINY in arguments else ["latency", *arguments]
     assert cli.run(benchmark.main, [*line, "--out", str(tmp_path)]) == cli.EXIT_USER_ERROR
     shown = capsys.readouterr().err
     assert message in shown

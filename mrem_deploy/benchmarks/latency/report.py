@@ -80,6 +80,9 @@ def _about(serving: ServingSettings) -> list[str]:
     ]
 
 
+PANEL_INCHES = 4.5
+
+
 @dataclass(frozen=True)
 class Panel:
     """A row per model, a mark per case: how many times faster than the first model."""
@@ -112,6 +115,8 @@ def draw(sections: Sections, title: str) -> Figure:
     drawn = panels(sections, title)
     most = max(len(panel.standings) for panel in drawn)
     figure, places = new_figure(1.6 + 0.46 * most, columns=len(drawn))
+    if len(drawn) > 1:
+        figure.set_figwidth(PANEL_INCHES * (len(drawn) + 1))  # one more for names and legends
     shown: list[str] = []
     for number, (axes, panel) in enumerate(zip([places] if len(drawn) == 1 else places, drawn, strict=True)):
         _draw_panel(axes, panel)
