@@ -50,7 +50,7 @@ void attend(const Target& target, const AttentionShape& shape, const Head<std::u
     const auto values_slot = arrays.add<std::int8_t>(value_panels * value_quads * kStepBytes);
     const auto offsets_slot = arrays.add<std::int32_t>(scores_stride);
     const auto scores_slot = arrays.add<std::int32_t>(rows * scores_stride);
-    const auto work_slot = arrays.add<float>(scores_stride);
+    const auto work_slot = arrays.add<float>(rows * scores_stride);
     const auto p_slot = arrays.add<std::uint8_t>(rows * p_stride);
     const auto sums_slot = arrays.add<std::int32_t>(rows * context_stride);
     const auto context_slot = arrays.add<float>(rows * context_stride);
@@ -90,10 +90,13 @@ void attend(const Target& target, const AttentionShape& shape, const Head<std::u
         tiles(
             kernels, height, key_panels,
             {q, head.stride, keys, key_quads * kStepBytes, key_quads, scores, scores_stride, false, nullptr});
+        std::int32_t shifts[kMostScoreRows] = {};
+        for (std::size_t row = 0; zk != 128 && row < height; ++row) {
+            shifts[row] = (128 - zk) * sum_of(q + row * head.stride, width);
+        }
+        floats.softmax_quantize({scores, height, tokens, scores_stride, shifts, offsets, score_scale},
+                                shape.p, arrays.at(work_slot), p, p_stride);
         for (std::size_t row = 0; row < height; ++row) {
-            const std::int32_t shift = zk == 128 ? 0 : (128 - zk) * sum_of(q + row * head.stride, width);
-            floats.softmax_quantize(scores + row * scores_stride, shift, offsets, tokens, score_scale,
-                                    shape.p, arrays.at(work_slot), p + row * p_stride);
             std::memset(p + row * p_stride + tokens, 0, p_stride - tokens);
         }
         tiles(kernels, height, value_panels,

@@ -1,6 +1,7 @@
 // The float kernels for AVX2 with FMA; CMakeLists.txt gives this file its instructions.
 #include "../cpu/simd_avx2.h"
 #include "float_impl.h"
+#include "lane_sums.h"
 
 namespace mrem::runtime {
 namespace {
@@ -32,6 +33,9 @@ struct Lanes : Avx2 {
         const M kept = {_mm256_castsi256_ps(first(in_a(n))), _mm256_castsi256_ps(first(in_b(n)))};
         return where(kept, x, beyond);
     }
+
+    static float total(F x) { return total_of(_mm256_add_ps(x.a, x.b)); }
+    static float largest(F x) { return largest_of(_mm256_max_ps(x.a, x.b)); }
 
     // Eight values in each register; bit 3 of a place chooses the register.
     static Table table(const float* values) { return load(values); }

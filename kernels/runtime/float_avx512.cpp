@@ -1,6 +1,7 @@
 // The float kernels for AVX-512; CMakeLists.txt gives this file its instructions.
 #include "../cpu/simd_avx512.h"
 #include "float_impl.h"
+#include "lane_sums.h"
 
 namespace mrem::runtime {
 namespace {
@@ -20,6 +21,11 @@ struct Lanes : Avx512 {
     static M not_below(F x, F y) { return _mm512_cmp_ps_mask(x, y, _CMP_GE_OQ); }
     static F nan_or_zero(F x) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x); }
     static F fill_after(F x, std::size_t n, F beyond) { return _mm512_mask_mov_ps(beyond, first(n), x); }
+
+    static __m256 lower(F x) { return _mm512_castps512_ps256(x); }
+    static __m256 upper(F x) { return _mm512_extractf32x8_ps(x, 1); }
+    static float total(F x) { return total_of(_mm256_add_ps(lower(x), upper(x))); }
+    static float largest(F x) { return largest_of(_mm256_max_ps(lower(x), upper(x))); }
 
     static Table table(const float* values) { return _mm512_loadu_ps(values); }
     static F look_up(Table table, I place) {

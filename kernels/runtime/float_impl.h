@@ -50,24 +50,6 @@ inline void by_lanes(std::size_t n, const Body& body) {
     if (i < n) body(i, Part<V>{n - i});
 }
 
-template <class V>
-inline float add_lanes(typename V::F sums) {
-    float lanes[kFloatLanes];
-    V::store(sums, lanes);
-    for (std::size_t width = kFloatLanes / 2; width > 0; width /= 2) {
-        for (std::size_t i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-    }
-    return lanes[0];
-}
-
-template <class V>
-inline float largest_lane(typename V::F values) {
-    float lanes[kFloatLanes], most = -HUGE_VALF;
-    V::store(values, lanes);
-    for (const float lane : lanes) most = lane > most ? lane : most;
-    return most;
-}
-
 // Codes of a grid.
 //
 // Note: x / scale is computed without a division, and is still the correctly rounded quotient. 1 / scale is
@@ -189,12 +171,12 @@ void layer_norm(const float* x, const float* residual, std::size_t n, const floa
         lanes.store(z, y + i);
         sums = V::add(sums, z);
     });
-    const auto mean = V::all(add_lanes<V>(sums) / count);
+    const auto mean = V::all(V::total(sums) / count);
     by_lanes<V>(n, [&](std::size_t i, auto lanes) {
         const auto d = lanes.keep(V::sub(lanes.load(y + i), mean));
         squares = V::fma(d, d, squares);
     });
-    const auto inverse = V::all(1.0f / sqrtf(add_lanes<V>(squares) / count + epsilon));
+    const auto inverse = V::all(1.0f / sqrtf(V::total(squares) / count + epsilon));
     by_lanes<V>(n, [&](std::size_t i, auto lanes) {
         const auto normal = V::mul(V::sub(lanes.load(y + i), mean), inverse);
         lanes.store(V::fma(normal, lanes.load(gamma + i), lanes.load(beta + i)), y + i);
@@ -211,7 +193,7 @@ inline float exps_of_row(float* x, std::size_t n, float most) {
         lanes.store(e, x + i);
         sums = V::add(sums, e);
     });
-    return 1.0f / add_lanes<V>(sums);
+    return 1.0f / V::total(sums);
 }
 
 template <class V>
@@ -220,27 +202,40 @@ void softmax(float* x, std::size_t n) {
     auto most = nothing;
     by_lanes<V>(
         n, [&](std::size_t i, auto lanes) { most = V::max(lanes.fill(lanes.load(x + i), nothing), most); });
-    const auto factor = V::all(exps_of_row<V>(x, n, largest_lane<V>(most)));
+    const auto factor = V::all(exps_of_row<V>(x, n, V::largest(most)));
     by_lanes<V>(n, [&](std::size_t i, auto lanes) { lanes.store(V::mul(lanes.load(x + i), factor), x + i); });
 }
 
 template <class V>
-void softmax_quantize(const std::int32_t* sums, std::int32_t shift, const std::int32_t* offsets,
-                      std::size_t n, float scale, const Grid& grid, float* work, std::uint8_t* codes) {
-    const auto nothing = V::all(-HUGE_VALF), factor = V::all(scale);
-    const auto shifts = V::all(shift);
-    auto most = nothing;
-    by_lanes<V>(n, [&](std::size_t i, auto lanes) {
-        const auto total = V::sub(V::add(lanes.load(sums + i), shifts), lanes.load(offsets + i));
-        const auto score = V::mul(V::to_float(total), factor);
-        lanes.store(score, work + i);
-        most = V::max(lanes.fill(score, nothing), most);
-    });
-    const auto inverse = V::all(exps_of_row<V>(work, n, largest_lane<V>(most)));
-    with_coder<V>(grid, [&](const auto& coder) {
+void softmax_quantize(const Scores& scores, const Grid& grid, float* work, std::uint8_t* codes,
+                      std::size_t codes_stride) {
+    // Each step for all rows: the end of a row, where lanes become one number, then overlaps with the next
+    // row.
+    const auto nothing = V::all(-HUGE_VALF), factor = V::all(scores.scale);
+    float found[kMostScoreRows];
+    const std::size_t rows = scores.rows, n = scores.n, stride = scores.stride;
+    for (std::size_t row = 0; row < rows; ++row) {
+        const auto shift = V::all(scores.shifts[row]);
+        auto most = nothing;
         by_lanes<V>(n, [&](std::size_t i, auto lanes) {
-            lanes.store(coder(V::mul(lanes.load(work + i), inverse)), codes + i);
+            const auto sum = V::add(lanes.load(scores.sums + row * stride + i), shift);
+            const auto score = V::mul(V::to_float(V::sub(sum, lanes.load(scores.offsets + i))), factor);
+            lanes.store(score, work + row * stride + i);
+            most = V::max(lanes.fill(score, nothing), most);
         });
+        found[row] = V::largest(most);
+    }
+    for (std::size_t row = 0; row < rows; ++row) {
+        found[row] = exps_of_row<V>(work + row * stride, n, found[row]);
+    }
+    with_coder<V>(grid, [&](const auto& coder) {
+        for (std::size_t row = 0; row < rows; ++row) {
+            const auto inverse = V::all(found[row]);
+            by_lanes<V>(n, [&](std::size_t i, auto lanes) {
+                lanes.store(coder(V::mul(lanes.load(work + row * stride + i), inverse)),
+                            codes + row * codes_stride + i);
+            });
+        }
     });
 }
 

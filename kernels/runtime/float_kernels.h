@@ -19,6 +19,17 @@ struct Grid {
     std::int32_t zero_point = 0, low = 0, high = 255;
 };
 
+// scores[row][i] = float(sums[row][i] + shifts[row] − offsets[i]) · scale. Many rows at once, so that a
+// processor can work on one while it waits for the sum of another.
+struct Scores {
+    const std::int32_t* sums;
+    std::size_t rows, n, stride;  // stride >= n
+    const std::int32_t* shifts;   // [rows]
+    const std::int32_t* offsets;  // [n]
+    float scale;
+};
+constexpr std::size_t kMostScoreRows = 32;
+
 // Pointers to n values each. `y` may be `x`; apart from that nothing overlaps.
 struct FloatKernels {
     const char* name;
@@ -39,10 +50,9 @@ struct FloatKernels {
     // In place, one row.
     void (*softmax)(float* x, std::size_t n);
 
-    // quantize(softmax(scores)) with scores[i] = float(sums[i] + shift − offsets[i]) · scale, one row. `work`
-    // has room for n rounded up to 16 floats.
-    void (*softmax_quantize)(const std::int32_t* sums, std::int32_t shift, const std::int32_t* offsets,
-                             std::size_t n, float scale, const Grid& grid, float* work, std::uint8_t* codes);
+    // quantize(softmax(scores)) of every row. `work` has room for rows · stride floats.
+    void (*softmax_quantize)(const Scores& scores, const Grid& grid, float* work, std::uint8_t* codes,
+                             std::size_t codes_stride);
 };
 
 extern const FloatKernels kScalarFloats;

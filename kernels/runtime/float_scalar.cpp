@@ -82,11 +82,16 @@ void softmax(float* x, std::size_t n) {
     for (std::size_t i = 0; i < n; ++i) x[i] *= inverse;
 }
 
-void softmax_quantize(const std::int32_t* sums, std::int32_t shift, const std::int32_t* offsets,
-                      std::size_t n, float scale, const Grid& grid, float* work, std::uint8_t* codes) {
-    for (std::size_t i = 0; i < n; ++i) work[i] = static_cast<float>(sums[i] + shift - offsets[i]) * scale;
-    softmax(work, n);
-    quantize(work, n, grid, codes);
+void softmax_quantize(const Scores& scores, const Grid& grid, float* work, std::uint8_t* codes,
+                      std::size_t codes_stride) {
+    for (std::size_t row = 0; row < scores.rows; ++row, codes += codes_stride) {
+        const std::int32_t* sums = scores.sums + row * scores.stride;
+        for (std::size_t i = 0; i < scores.n; ++i) {
+            work[i] = static_cast<float>(sums[i] + scores.shifts[row] - scores.offsets[i]) * scores.scale;
+        }
+        softmax(work, scores.n);
+        quantize(work, scores.n, grid, codes);
+    }
 }
 
 }  // namespace

@@ -122,18 +122,22 @@ void compare(const FloatKernels& kernels, std::size_t n, bool odd) {
     portable.softmax(expected_soft.data(), n);
     check_same(soft, expected_soft, "softmax", name);
 
-    Exact<std::int32_t> sums(n), offsets(n);
-    for (std::size_t i = 0; i < n; ++i) {
+    constexpr std::size_t kRows = 3;
+    const std::size_t stride = n + 5;
+    Exact<std::int32_t> sums(kRows * stride), offsets(n), shifts(kRows);
+    for (std::size_t i = 0; i < sums.size; ++i) {
         sums[i] = static_cast<std::int32_t>(engine() % 2000000) - 1000000;
-        offsets[i] = static_cast<std::int32_t>(engine() % 100000);
     }
-    const std::size_t room = (n + kFloatLanes - 1) / kFloatLanes * kFloatLanes;
-    const Floats work(room), expected_work(room);
+    for (std::size_t i = 0; i < n; ++i) offsets[i] = static_cast<std::int32_t>(engine() % 100000);
+    for (std::size_t i = 0; i < kRows; ++i) shifts[i] = static_cast<std::int32_t>(engine() % 200) - 100;
+    const Floats work(kRows * stride), expected_work(kRows * stride);
+    const Bytes all_codes(kRows * stride), expected_all(kRows * stride);
+    for (std::size_t i = 0; i < all_codes.size; ++i) all_codes[i] = expected_all[i] = 77;
     const float scale = engine() % 2 == 0 ? 1e-5f : 1e-6f;
-    kernels.softmax_quantize(sums.data(), -77, offsets.data(), n, scale, grid, work.data(), codes.data());
-    portable.softmax_quantize(sums.data(), -77, offsets.data(), n, scale, grid, expected_work.data(),
-                              expected_codes.data());
-    check_same(codes, expected_codes, "softmax_quantize", name);
+    const Scores scores{sums.data(), kRows, n, stride, shifts.data(), offsets.data(), scale};
+    kernels.softmax_quantize(scores, grid, work.data(), all_codes.data(), stride);
+    portable.softmax_quantize(scores, grid, expected_work.data(), expected_all.data(), stride);
+    check_same(all_codes, expected_all, "softmax_quantize", name);
 }
 
 // Codes of every float of two octaves, where quotients come closest to ties and to other floats.
