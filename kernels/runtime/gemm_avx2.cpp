@@ -21,6 +21,9 @@ void add_to(std::int32_t* sums, __m256i value, bool add) {
     store256(sums, add ? _mm256_add_epi32(value, load256(sums)) : value);
 }
 
+// Keeps a compiler from mixing the instructions of several rows, for which there are too few registers.
+inline void finish(__m256i* acc) { __asm__ volatile("" : "+x"(acc[0]), "+x"(acc[1])); }
+
 // R rows by sixteen columns in runs. Sums of 32 bits stay in memory: there are sixteen registers.
 template <int R>
 void tile_in_runs(const Tile& tile) {
@@ -41,7 +44,9 @@ void tile_in_runs(const Tile& tile) {
             for (int r = 0; r < R; ++r) {
                 const __m256i x = four_of(a + static_cast<std::size_t>(r) * stride);
                 acc[r][0] = _mm256_add_epi16(acc[r][0], _mm256_maddubs_epi16(x, w0));
+                finish(acc[r]);
                 acc[r][1] = _mm256_add_epi16(acc[r][1], _mm256_maddubs_epi16(x, w1));
+                finish(acc[r]);
             }
         }
         MREM_UNROLLED
@@ -76,6 +81,7 @@ void tile_wide(const Tile& tile) {
             acc[r][1] = _mm256_add_epi32(acc[r][1], _mm256_madd_epi16(even, even1));
             acc[r][0] = _mm256_add_epi32(acc[r][0], _mm256_madd_epi16(odd, odd0));
             acc[r][1] = _mm256_add_epi32(acc[r][1], _mm256_madd_epi16(odd, odd1));
+            finish(acc[r]);
         }
     }
     MREM_UNROLLED

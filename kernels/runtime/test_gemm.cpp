@@ -160,7 +160,7 @@ void check_refusals() {
 }  // namespace
 
 int main(int argc, char**) {
-    const bool few = argc > 1;
+    const bool few = argc > 1;  // any argument: without the large products, for sanitizers
     Random random;
     check_layout();
     check_runs();
