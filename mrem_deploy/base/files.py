@@ -179,13 +179,14 @@ def is_in_lower_layer(folder: Path) -> bool:
     return False
 
 
-def check_folder(out: str | None) -> Path | None:
-    """The folder of --out, made if needed. Refuses one that cannot be written, before any work is done."""
+def check_folder(out: str | None, option: str = "--out") -> Path | None:
+    """The folder of --out or another option, made if needed. Refuses one that cannot be written, before any
+    work is done."""
     if out is None:
         return None
     folder = Path(out).absolute()
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out {folder} is a file", "give a folder")
+        raise UserError(f"{option} {folder} is a file", "give a folder")
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

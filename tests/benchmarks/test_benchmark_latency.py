@@ -106,7 +106,8 @@ def test_latency_writes_its_numbers_and_a_plot(
     monkeypatch.setattr(rivals, "export_fp32", lambda model, path: Path(shutil.copy(fp32, path)))
     line = ["latency", "--geometry", TINY, "--bits", "2-2-8", "--shapes", "1x8,2x4", "--rounds", "2"]
     line += ["--memory-shapes", "1x8", "--warmup", "1", "--loads", "1", "--out", str(tmp_path)]
-    assert cli.run(benchmark.main, line) == 0
+    keep = tmp_path.parent / f"{tmp_path.name}-kept"
+    assert cli.run(benchmark.main, [*line, "--keep", str(keep)]) == 0
     shown = capsys.readouterr().out
     assert "| ours 2-2-8" in shown
     assert "GPU: skipped" in shown or "CUDA fp16" in shown
@@ -139,6 +140,13 @@ def test_latency_writes_its_numbers_and_a_plot(
     assert set(rows["ours 2-2-8"]["times_faster_than"]) == set(list(rows)[:5])
     assert (tmp_path / "latency.png").read_bytes().startswith(PNG)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latency.json", "latency.png"]
+    # Again with what was kept: nothing is made.
+    monkeypatch.setattr(lineup, "cpu_lineup", None)
+    assert cli.run(benchmark.main, [*line, "--keep", str(keep)]) == 0
+    again = json.loads((tmp_path / "latency.json").read_text(encoding="utf-8"))
+    assert [row["name"] for row in again["rows"]] == [row["name"] for row in written["rows"]]
+    assert cli.run(benchmark.main, [*line, "--keep", str(keep), "--rivals", "dynamic"]) == cli.EXIT_USER_ERROR
+    assert "were made with --rivals" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -280,6 +288,7 @@ BAD = [
     (["--together", "1"], "--together must be a whole number, 2 to 64"),
     (["--workload", "gone.txt", "--geometry", TINY], "--workload: there is no file gone.txt"),
     (["somewhere", "--tokenizer", "elsewhere"], "--tokenizer is for random weights"),
+    (["--keep", "kept", "--device", "gpu"], "--keep is for models on the CPU"),
     (["--device", "tpu"], "--device must be auto, cpu, gpu; got 'tpu'"),
     (["--threads", "0"], "--threads must be a whole number, 1 to 1024"),
     (["--model", "elsewhere"], "--model belongs to a result folder"),

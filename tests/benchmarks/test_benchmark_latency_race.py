@@ -237,7 +237,7 @@ def test_a_failure_on_the_gpu_does_not_lose_the_results_of_the_cpu(
         raise RuntimeError("no kernel image")
 
     subject = SimpleNamespace(
-        title="x", folder=None, frozen={}, vocabulary=WORDS, longest=None, tokenizer=None
+        title="x", folder=None, frozen={}, vocabulary=WORDS, longest=None, padding=0, max_length=128
     )
     monkeypatch.setattr(verb, "_subject", lambda options: subject)
     monkeypatch.setattr(lineup, "why_no_gpu", lambda gpu: None)

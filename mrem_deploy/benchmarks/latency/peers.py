@@ -89,7 +89,7 @@ def convert_for_ctranslate2(model: Any, folder: Path) -> Path:
     model.config.save_pretrained(config)
     try:
         with quiet_tools():
-            InMemory(str(config)).convert(str(folder), quantization="int8")
+            InMemory(str(config)).convert(str(folder), quantization="int8", force=True)
     finally:
         shutil.rmtree(config)
     head_of(model).save(folder)
@@ -112,7 +112,7 @@ def write_gguf(model: Any, folder: Path, kind: str) -> Path:
     """model.gguf in a new folder, matrices in llama.cpp's quantized type `kind`."""
     import gguf
 
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     config, path = model.config, folder / "model.gguf"
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_vocab_size(config.vocab_size)

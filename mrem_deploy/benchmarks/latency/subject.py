@@ -40,7 +40,6 @@ class Subject:
     frozen: dict[str, FrozenModel]
     tokens: Encoded
     folder: Path | None = None
-    tokenizer: Any = None  # of the result folder
     max_length: int = POSITIONS  # tokens; longer sentences of a workload are cut
 
     @property
@@ -63,9 +62,7 @@ def from_folder(folder: Path, model: str | None, data: str | None, seed: int) ->
     original, tokenizer = _original(folder, recipe, frozen, model)
     tokens = _sentences(folder, recipe, tokenizer, data, seed)
     bits = str(frozen.notes.get("bits", recipe.bits))
-    return Subject(
-        folder.resolve().name, original, {bits: frozen}, tokens, folder, tokenizer, recipe.max_length
-    )
+    return Subject(folder.resolve().name, original, {bits: frozen}, tokens, folder, recipe.max_length)
 
 
 def from_geometry(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.base.files import explained
+from mrem_deploy.base.files import check_folder, explained
 from mrem_deploy.base.progress import say
 from mrem_deploy.base.scratch import scratch_folder
 from mrem_deploy.benchmarks import options as opt
@@ -40,6 +40,8 @@ from mrem_deploy.benchmarks.output import Result
 from mrem_deploy.deploy.optimizers import check_optimizers
 
 if TYPE_CHECKING:
+    from mrem_deploy.benchmarks.latency.contenders import Contender
+    from mrem_deploy.benchmarks.latency.kept import Traits
     from mrem_deploy.benchmarks.latency.serving import ServingSettings
     from mrem_deploy.benchmarks.latency.standings import Standing
     from mrem_deploy.benchmarks.latency.subject import Subject
@@ -71,6 +73,11 @@ DEFAULTS = {
 }
 TUNED = "disabled_optimizers=SkipLayerNormFusion"
 MOST_TOGETHER = 64
+# The options that decide which models are made.
+DECIDE = (
+    *("folder", "model", "data", "geometry", "bits", "per_channel", "symmetric", "seed"),
+    *("profiles", "options", "peers", "rivals"),
+)
 MOST_SENTENCES = 100_000
 DEVICES = ("auto", "cpu", "gpu")
 
@@ -131,6 +138,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SESSIONS",
         help="also run so many sessions of each model at the same time: what all do together",
     )
+    parser.add_argument(
+        "--keep",
+        metavar="FOLDER",
+        help="keep the models there; a run that finds them measures them without making them again",
+    )
     _add_workload(parser, add)
     parser.add_argument("--device", default="auto", help="cpu, gpu, or auto (default): all that there are")
     parser.add_argument(
@@ -171,35 +183,38 @@ def run(options: argparse.Namespace) -> Result:
     if options.options is not None:
         check_optimizers(options.options.disabled_optimizers)
     opt.fill_in(options, DEFAULTS)
+    if options.keep is not None:
+        check_folder(options.keep, "--keep")
     gpu = machine.describe_machine()["gpu"]
     missing = lineup.why_no_gpu(gpu)
     if missing and options.device == "gpu":
         raise UserError(f"--device gpu: {missing}", "use --device cpu")
-    subject = _subject(options)
-    _check_shapes((*options.shapes, *options.memory_shapes), subject)
-    settings = RaceSettings(
-        options.shapes,
-        options.thread_counts,
-        options.rounds,
-        options.warmup,
-        options.loads,
-        subject.vocabulary,
-        options.seed,
-        options.profile_nodes,
-        options.memory_shapes,
-        options.together,
-    )
-    serving = _serving(options, subject)
-    profiles = lineup.choose_profiles(options.profiles, subject.folder)
     sections: dict[str, list[Standing]] = {}
-    with scratch_folder("latency") as work, explained(work):
-        on_cpu = lineup.cpu_lineup(subject, profiles, options.options, options.peers, work, options.rivals)
+    with scratch_folder("latency") as scratch, explained(scratch):
+        work = scratch if options.keep is None else Path(options.keep).absolute()
+        traits, on_cpu, subject = _lineup(options, work)
+        _check_shapes((*options.shapes, *options.memory_shapes), traits)
+        settings = RaceSettings(
+            options.shapes,
+            options.thread_counts,
+            options.rounds,
+            options.warmup,
+            options.loads,
+            traits.vocabulary,
+            options.seed,
+            options.profile_nodes,
+            options.memory_shapes,
+            options.together,
+        )
+        serving = _serving(options, traits)
         if options.device != "gpu":
             sections["CPU"] = _measured(race(on_cpu, settings))
             if serving is not None:
                 serve_all(sections["CPU"], serving)
                 _measured(sections["CPU"])
-        if not missing and options.device != "cpu":
+        if subject is None:
+            missing = "--keep is for models on the CPU"
+        elif not missing and options.device != "cpu":
             failed = _race_on_gpu(subject, settings, work, sections)
             if failed is not None and options.device == "gpu":
                 raise failed
@@ -209,15 +224,38 @@ def run(options: argparse.Namespace) -> Result:
         say(skipped)
     return Result(
         "latency",
-        _settings(options, subject),
+        _settings(options, traits),
         report.rows(sections),
         tables.tables(sections, settings),
-        report.summary(sections, subject.title, settings, options.options, skipped, serving),
-        lambda: report.draw(sections, subject.title),
+        report.summary(sections, traits.title, settings, options.options, skipped, serving),
+        lambda: report.draw(sections, traits.title),
     )
 
 
-def _serving(options: argparse.Namespace, subject: Subject) -> ServingSettings | None:
+def _lineup(options: argparse.Namespace, work: Path) -> tuple[Traits, list[Contender], Subject | None]:
+    """The models, made now or found in the folder of --keep; no subject where nothing else may be made."""
+    from mrem_deploy.benchmarks.latency import kept, lineup
+
+    asked = {name: opt.as_settings(options)[name] for name in DECIDE}
+    found = None if options.keep is None else kept.read(work, asked)
+    if found is not None:
+        say(f"measuring the models in {work}")
+        return *found, None
+    subject = _subject(options)
+    traits = kept.traits_of(subject)
+    _check_shapes((*options.shapes, *options.memory_shapes), traits)
+    _serving(options, traits)  # what is wrong with it is said before anything is made
+    profiles = lineup.choose_profiles(options.profiles, subject.folder)
+    made = lineup.cpu_lineup(subject, profiles, options.options, options.peers, work, options.rivals)
+    if options.keep is None:
+        return traits, made, subject
+    kept.save(work, asked, traits, made)
+    again = kept.read(work, asked)
+    assert again is not None
+    return *again, None
+
+
+def _serving(options: argparse.Namespace, traits: Traits) -> ServingSettings | None:
     """The workload and how it is timed; None without --workload."""
     if options.workload is None:
         return None
@@ -225,20 +263,18 @@ def _serving(options: argparse.Namespace, subject: Subject) -> ServingSettings |
     from mrem_deploy.benchmarks.latency.workload import RandomTokens, read_workload
     from mrem_deploy.models.loading import load_tokenizer
 
-    tokenizer = subject.tokenizer
-    if options.tokenizer is not None:
-        tokenizer = load_tokenizer(Path(options.tokenizer))
-        if len(tokenizer) > subject.vocabulary:
-            raise UserError(
-                f"--tokenizer {options.tokenizer} has {len(tokenizer):,} tokens, the model only "
-                f"{subject.vocabulary:,}",
-                "give one that belongs to the geometry",
-            )
+    place = options.folder or options.tokenizer
+    tokenizer = None if place is None else load_tokenizer(Path(place))
+    if tokenizer is not None and len(tokenizer) > traits.vocabulary:
+        raise UserError(
+            f"--tokenizer {place} has {len(tokenizer):,} tokens, the model only {traits.vocabulary:,}",
+            "give one that belongs to the geometry",
+        )
     work = read_workload(
         Path(options.workload),
         tokenizer,
-        (subject.max_length, options.workload_size),
-        RandomTokens(subject.vocabulary, subject.padding, options.seed),
+        (traits.max_length, options.workload_size),
+        RandomTokens(traits.vocabulary, traits.padding, options.seed),
         options.workload_columns,
     )
     say(f"workload {work.describe()}")
@@ -274,6 +310,8 @@ def _check(options: argparse.Namespace) -> None:
 
     if options.device not in DEVICES:
         raise UserError(f"--device must be {', '.join(DEVICES)}; got {options.device!r}", "see --help")
+    if options.keep is not None and options.device == "gpu":
+        raise UserError("--keep is for models on the CPU", "leave out --keep or --device gpu")
     lineup.check_installed(options.peers)
     if options.options is not None:
         check_optimizers(options.options.disabled_optimizers)
@@ -300,17 +338,17 @@ def _subject(options: argparse.Namespace) -> Subject:
     )
 
 
-def _settings(options: argparse.Namespace, subject: Subject) -> dict[str, Any]:
+def _settings(options: argparse.Namespace, traits: Traits) -> dict[str, Any]:
     """As given. A result folder has its own bits, and the default geometry would mean nothing."""
-    settings = opt.as_settings(options) | {"subject": subject.title, "bits": list(subject.frozen)}
-    return settings if subject.folder is None else settings | {"geometry": None}
+    settings = opt.as_settings(options) | {"subject": traits.title, "bits": list(traits.bits)}
+    return settings if options.folder is None else settings | {"geometry": None}
 
 
-def _check_shapes(shapes: tuple[Shape, ...], subject: Subject) -> None:
-    too_long = [shape for shape in shapes if subject.longest and shape.sequence > subject.longest]
+def _check_shapes(shapes: tuple[Shape, ...], traits: Traits) -> None:
+    too_long = [shape for shape in shapes if traits.longest and shape.sequence > traits.longest]
     if too_long:
         raise UserError(
-            f"--shapes {too_long[0]}: {subject.title} reads at most {subject.longest} tokens",
+            f"--shapes {too_long[0]}: {traits.title} reads at most {traits.longest} tokens",
             "use shorter sentences",
         )
 
