@@ -8,10 +8,11 @@ import numpy as np
 import onnx_ir as ir
 
 CONTRIB = "com.microsoft"
+RUNTIME = "mrem.runtime"  # of the CPU runtime (kernels/runtime)
 
 
 class Builder:
-    """Inserts nodes before an anchor node; equal constants are stored once."""
+    """Inserts nodes before an anchor node (without one: at the end); equal constants are stored once."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
@@ -24,6 +25,7 @@ class Builder:
         *inputs: ir.Value | None,
         name: str,
         domain: str = "",
+        overload: str = "",
         outputs: int = 1,
         **attributes: Any,
     ) -> Any:
@@ -34,10 +36,13 @@ class Builder:
             kind,
             inputs,
             ir.convenience.convert_attributes(attributes),
+            overload=overload,
             outputs=[ir.Value(name=output) for output in names],
         )
-        assert self.anchor is not None
-        self.graph.insert_before(self.anchor, node)
+        if self.anchor is None:
+            self.graph.append(node)
+        else:
+            self.graph.insert_before(self.anchor, node)
         if domain:
             self.graph.opset_imports.setdefault(domain, 1)
         return node.outputs[0] if outputs == 1 else node.outputs

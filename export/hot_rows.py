@@ -22,10 +22,7 @@ def add_hot_rows(
 ) -> ir.Value:
     """`rows`, the low-bit rows of the tokens `ids`, plus their rows of the small table."""
     place = _place(build, profile, name, ids, hot, vocabulary)
-    first_zero = (0, 0, 1, 0)  # one row in front
-    codes = integer_tensor(F.pad(hot.codes, first_zero).numpy(), ir.DataType.INT8, f"{name}.hot.codes")
-    table = build.initializer(codes)
-    scales = F.pad(hot.scale.float(), first_zero).numpy()  # (K + 1, 1)
+    table, scales = _table(build, name, hot)
     if profile.lookup_codes:
         scale = build.initializer(ir.tensor(scales, name=f"{name}.hot.scale"))
         looked_up = build.op("Gather", table, place, name=f"{name}.hot.rows.codes", axis=0)
@@ -39,6 +36,28 @@ def add_hot_rows(
     return build.op("Add", rows, added, name=f"{name}.rows.all")
 
 
+def hot_tables(build: Builder, name: str, hot: HotRows, vocabulary: int) -> list[ir.Value]:
+    """The map, the small table and its scales (K + 1,), for an operator that reads all three."""
+    places = build.initializer(ir.tensor(_places(hot, vocabulary), name=f"{name}.hot.places"))
+    table, scales = _table(build, name, hot)
+    return [places, table, build.initializer(ir.tensor(scales.reshape(-1), name=f"{name}.hot.scale"))]
+
+
+def _table(build: Builder, name: str, hot: HotRows) -> tuple[ir.Value, np.ndarray]:
+    """The small table, and its scales as (K + 1, 1)."""
+    first_zero = (0, 0, 1, 0)  # one row in front
+    codes = integer_tensor(F.pad(hot.codes, first_zero).numpy(), ir.DataType.INT8, f"{name}.hot.codes")
+    return build.initializer(codes), F.pad(hot.scale.float(), first_zero).numpy()
+
+
+def _places(hot: HotRows, vocabulary: int) -> np.ndarray:
+    """For every token its row of the small table, in the smallest type."""
+    count = len(hot.ids)
+    places = np.zeros(vocabulary, np.uint8 if count < 256 else np.uint16)
+    places[hot.ids.numpy()] = np.arange(1, count + 1)
+    return places
+
+
 def _place(
     build: Builder, profile: Profile, name: str, ids: ir.Value, hot: HotRows, vocabulary: int
 ) -> ir.Value:
@@ -47,10 +66,8 @@ def _place(
     Packed files hold the map in the smallest type, with a Cast after it: Gather takes INT32. The other
     profiles are for readers that may lack such types, so it is INT32 in the file.
     """
-    count = len(hot.ids)
-    kind = np.int32 if not profile.packed else np.uint8 if count < 256 else np.uint16
-    places = np.zeros(vocabulary, kind)
-    places[hot.ids.numpy()] = np.arange(1, count + 1)
+    places = _places(hot, vocabulary)
+    places = places if profile.packed else places.astype(np.int32)
     table = build.initializer(ir.tensor(places, name=f"{name}.hot.places"))
     place = build.op("Gather", table, ids, name=f"{name}.hot.place", axis=0)
     if not profile.packed:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from mrem_deploy.export.builder import Builder
+from mrem_deploy.export.builder import RUNTIME, Builder
 
 LOOKED_UP = ("input_ids", "token_type_ids")  # inputs that are rows of tables
 NOWHERE = 2**31 - 1  # a row that no table has
@@ -22,7 +22,8 @@ def refuse_negative_ids(build: Builder, graph: ir.Graph) -> None:
     """
     build.anchor = next(iter(graph))
     for ids in graph.inputs:
-        readers = [use for use in ids.uses() if use.node.op_type != "Shape"]
+        # Operators of the runtime check what they look up themselves, and so do the functions behind them.
+        readers = [use for use in ids.uses() if use.node.op_type != "Shape" and use.node.domain != RUNTIME]
         if ids.name not in LOOKED_UP or not readers:
             continue
         zero, nowhere = (

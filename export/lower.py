@@ -15,8 +15,9 @@ All the rules:
 6. Biases are added in float, as (1, 1, N) to three axes: onnxruntime turns other forms into a float Gemm.
 7. Hot rows of the word embedding come from a table of their own (`hot_rows.py`).
 8. Negative ids become a row that no table has, which is an error (`ids.py`).
-9. Names: `hidden.i` is the output of block i (0: of the embeddings), `<quantizer>.codes` are its integers.
-   The graph's outputs have Hugging Face's names, so a bare encoder's last block is `last_hidden_state`.
+9. Blocks that fit an operator of the CPU runtime become one node first (`fusion.py`), and linears, too.
+10. Names: `hidden.i` is the output of block i (0: of the embeddings), `<quantizer>.codes` are its integers.
+    The graph's outputs have Hugging Face's names, so a bare encoder's last block is `last_hidden_state`.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ import onnx_ir as ir
 import torch
 
 from mrem_deploy.export.builder import CONTRIB, Builder
+from mrem_deploy.export.fusion import Fusion, name_of
 from mrem_deploy.export.hot_rows import add_hot_rows
 from mrem_deploy.export.ids import refuse_negative_ids
+from mrem_deploy.export.panels import stored_as
 from mrem_deploy.export.profiles import Profile
 from mrem_deploy.export.skeleton import DOMAIN
 from mrem_deploy.export.tensors import PACKED_BITS, carrier, integer_tensor
@@ -56,10 +59,12 @@ class Lowering:
     """One walk over the skeleton, in the order of execution."""
 
     def __init__(
-        self, graph: ir.Graph, frozen: FrozenModel, found: Anatomy, profile: Profile, opset: int
-    ) -> None:
+        self, graph: ir.Graph, frozen: FrozenModel, found: Anatomy, profile: Profile, opset: int,
+        attention: str = "int8",
+    ) -> None:  # fmt: skip
         self.graph, self.frozen, self.found, self.profile, self.opset = graph, frozen, found, profile, opset
         self.build = Builder(graph)
+        self.fusion = Fusion(self, attention) if profile.fused else None
         self._quantized: dict[tuple[ir.Value, str], Codes] = {}
         self._dequantized: dict[str, ir.Value] = {}
 
@@ -71,6 +76,8 @@ class Lowering:
             "Gelu": self._gelu,
             "Hidden": self._hidden,
         }
+        if self.fusion:
+            self.fusion.run()
         refuse_negative_ids(self.build, self.graph)
         for node in list(self.graph):
             if node.domain == DOMAIN and node.graph is not None:  # merged ones are gone already
@@ -134,8 +141,8 @@ class Lowering:
     # -- linears -------------------------------------------------------------------------------------------
 
     def _linear(self, node: ir.Node) -> None:
-        group = self._merge_with(node)
-        names = [_name(member) for member in group]
+        group = self.merge_with(node)
+        names = [name_of(member) for member in group]
         attention = self.found.shared_inputs.get(names[0])
         quantizer = f"{attention or names[0]}.input_quantizer"
         title = names[0] if len(group) == 1 else f"{attention}.qkv"
@@ -145,9 +152,11 @@ class Lowering:
         if sentence:
             axis = self.build.constant([1], np.int64, "axis.1")
             x = self.build.op("Unsqueeze", x, axis, name=f"{title}.unsqueezed")
-        quantized = self._quantize(x, quantizer)
-        bias = self._bias(names, quantized.offset if quantized else 0.0)
-        y = self._product(title, names, x, quantized, quantizer, bias)
+        y = self.fusion.linear(title, names, x, quantizer) if self.fusion else None
+        if y is None:
+            quantized = self._quantize(x, quantizer)
+            bias = self.bias(names, quantized.offset if quantized else 0.0)
+            y = self._product(title, names, x, quantized, quantizer, bias)
         if sentence:
             y = self.build.op("Squeeze", y, axis, name=f"{title}.squeezed")
         if len(group) == 1:
@@ -159,9 +168,9 @@ class Lowering:
         for member, part in zip(group, parts, strict=True):
             self.build.replace(member, part)
 
-    def _merge_with(self, node: ir.Node) -> list[ir.Node]:
+    def merge_with(self, node: ir.Node) -> list[ir.Node]:
         """The linears to write as one matrix: q, k and v if the profile merges them, else this one."""
-        attention = self.found.shared_inputs.get(_name(node))
+        attention = self.found.shared_inputs.get(name_of(node))
         if not self.profile.merge_qkv or attention is None:
             return [node]
         x = node.inputs[0]
@@ -171,10 +180,10 @@ class Lowering:
             for reader in x.consumers()
             if reader.domain == DOMAIN
             and reader.op_type == "Linear"
-            and self.found.shared_inputs.get(_name(reader)) == attention
+            and self.found.shared_inputs.get(name_of(reader)) == attention
         ]
-        grids = {self._grid(_name(member)) for member in group}
-        with_bias = {f"{_name(member)}.bias" in self.frozen.full for member in group}
+        grids = {self._grid(name_of(member)) for member in group}
+        with_bias = {f"{name_of(member)}.bias" in self.frozen.full for member in group}
         return group if len(grids) == 1 and len(with_bias) == 1 else [node]
 
     def _grid(self, name: str) -> tuple[int, int]:
@@ -186,7 +195,7 @@ class Lowering:
         weight = self.frozen.weights.get(name)
         return (weight.codes if weight else self.frozen.full[f"{name}.weight"]).shape[0]
 
-    def _bias(self, names: list[str], offset: float) -> np.ndarray | None:
+    def bias(self, names: list[str], offset: float) -> np.ndarray | None:
         """Biases side by side, plus what a shifted input adds (in profiles without zero points)."""
         parts = []
         for name in names:
@@ -264,9 +273,12 @@ class Lowering:
         if kind == ir.DataType.UINT8:
             middles = np.full(scales.shape, 128)
             zero_point = self.build.constant(middles, np.uint8, f"{title}.weight.zero_point")
-        return self._stored(codes, weights[0].spacing, kind, f"{title}.weight.codes"), scale, zero_point
+        return self._stored(codes, weights[0], kind, f"{title}.weight.codes"), scale, zero_point
 
-    def _stored(self, codes: np.ndarray, spacing: int, kind: ir.DataType, name: str) -> ir.Value:
+    def _stored(self, codes: np.ndarray, weight: FrozenWeight, kind: ir.DataType, name: str) -> ir.Value:
+        spacing = weight.spacing
+        if self.fusion and kind in PACKED_BITS:
+            return self.fusion.unpacked(codes, stored_as(weight.bits, spacing), name)
         build, odd = self.build, spacing == 2 and kind == ir.DataType.INT2
         stored = build.initializer(integer_tensor(to_stored(codes, spacing) if odd else codes, kind, name))
         if kind not in PACKED_BITS or not self.profile.cast_weights:
@@ -281,7 +293,7 @@ class Lowering:
     # -- the rest ------------------------------------------------------------------------------------------
 
     def _embedding(self, node: ir.Node) -> None:
-        name, ids, build = _name(node), node.inputs[0], self.build
+        name, ids, build = name_of(node), node.inputs[0], self.build
         weight = self.frozen.weights.get(name)
         if weight is None:
             table = build.initializer(ir.tensor(self._values(name).numpy(), name=f"{name}.weight"))
@@ -290,7 +302,7 @@ class Lowering:
         kind = carrier(self.profile, weight.bits, self.opset, weight.spacing)
         if kind == ir.DataType.UINT8:
             kind = ir.DataType.INT8  # rows are looked up, not multiplied, so they need no zero point
-        codes = self._stored(weight.codes.numpy(), weight.spacing, kind, f"{name}.weight.codes")
+        codes = self._stored(weight.codes.numpy(), weight, kind, f"{name}.weight.codes")
         scales = weight.scale.float().numpy().reshape(-1)
         if self.profile.lookup_codes:
             scale = build.initializer(ir.tensor(scales.reshape(-1, 1), name=f"{name}.weight.scale"))
@@ -308,7 +320,7 @@ class Lowering:
         build.replace(node, rows)
 
     def _attention(self, node: ir.Node) -> None:
-        name, build = _name(node), self.build
+        name, build = name_of(node), self.build
         query, key, value, *mask = node.inputs
         assert query is not None
         assert key is not None
@@ -367,12 +379,8 @@ class Lowering:
     def _hidden(self, node: ir.Node) -> None:
         x = node.inputs[0]
         assert x is not None
-        x.name = _name(node)
+        x.name = name_of(node)
         self.build.replace(node, x)
-
-
-def _name(node: ir.Node) -> str:
-    return str(node.attributes["name"].value)
 
 
 def _before_moves(x: ir.Value) -> tuple[ir.Value, list[ir.Node]]:

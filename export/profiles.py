@@ -39,6 +39,7 @@ class Profile:
     merge_qkv: bool = False
     lookup_codes: bool = False  # gather integer rows and scale them, instead of dequantizing the table
     zero_points: bool = True  # 8-bit codes in UINT8; False: in INT8 with zero point 0 only
+    fused: bool = False  # blocks as operators of the CPU runtime, packed weights in UINT8
     smaller: tuple[tuple[int, str], ...] = ()  # (bits, file): other names if no weight has more bits
     layout: bool = False  # --out names a folder, which also gets the configuration and the tokenizer
 
@@ -70,7 +71,7 @@ INT8 = Profile(
 ORT_CPU = Profile(
     name="ort-cpu",
     file="model.onnx",
-    audience="onnxruntime on CPUs: integer matmuls, packed file, the fastest",
+    audience="onnxruntime on CPUs: integer matmuls, packed file",
     opset=21,
     oldest_runtime="1.23.0",  # older ones cannot cast INT4 to INT8
     cast_weights=True,
@@ -82,6 +83,14 @@ PROFILES = {
     profile.name: profile
     for profile in (
         ORT_CPU,
+        replace(
+            ORT_CPU,
+            name="mrem-cpu",
+            file="model_mrem.onnx",
+            audience="the runtime mrem_runtime in onnxruntime on CPUs, the fastest; without it as ort-cpu",
+            two_bit_types=False,
+            fused=True,
+        ),
         Profile(
             name="qdq",
             file="model_qdq.onnx",

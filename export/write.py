@@ -28,7 +28,11 @@ LARGEST_FILE = 2**31 - 2**24  # protobuf ends at 2 GiB; above, the tensors go in
 
 
 def export_all(
-    frozen: FrozenModel, folder: Path, profiles: Sequence[str], opset: int | None = None
+    frozen: FrozenModel,
+    folder: Path,
+    profiles: Sequence[str],
+    opset: int | None = None,
+    attention: str = "int8",
 ) -> list[Path]:
     """Write each profile's file into `folder`, all from one trace; returns the paths in the same order."""
     for name in profiles:  # a bad name or opset is refused before anything is written
@@ -41,7 +45,7 @@ def export_all(
     for name in profiles:
         say(f"exporting to ONNX, profile {name}")
         path = Path(folder) / find_profile(name).file_for(bits_of(frozen))
-        paths.append(export_onnx(frozen, path, name, opset, skeleton))
+        paths.append(export_onnx(frozen, path, name, opset, skeleton, attention))
     return paths
 
 
@@ -51,13 +55,15 @@ def export_onnx(
     profile: str = "ort-cpu",
     opset: int | None = None,
     skeleton: Skeleton | None = None,
+    attention: str = "int8",
 ) -> Path:
     """Write `frozen` as one ONNX file, which is replaced in one step: a reader sees the old or the new one.
 
-    `skeleton` is the trace of this model, if there is one already; it is not changed.
+    `skeleton` is the trace of this model, if there is one already; it is not changed. `attention` is how the
+    operators of the CPU runtime compute it, if the profile has them: int8 or float.
     """
     path = Path(path)
-    model = lowered(frozen, profile, opset, skeleton)
+    model = lowered(frozen, profile, opset, skeleton, attention)
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
     pattern = f"{path.name}.*.data"
     stale = list(path.parent.glob(pattern))
@@ -76,13 +82,20 @@ def export_onnx(
 
 
 def lowered(
-    frozen: FrozenModel, profile: str, opset: int | None = None, skeleton: Skeleton | None = None
+    frozen: FrozenModel,
+    profile: str,
+    opset: int | None = None,
+    skeleton: Skeleton | None = None,
+    attention: str = "int8",
 ) -> ir.Model:
     """The full graph with its tensors, in the profile's form."""
     version = _opset(frozen, profile, opset)
     skeleton = skeleton or trace(frozen)
     model = skeleton.copy()
-    Lowering(model.graph, frozen, skeleton.anatomy, find_profile(profile), version).run()
+    lowering = Lowering(model.graph, frozen, skeleton.anatomy, find_profile(profile), version, attention)
+    lowering.run()
+    for function in lowering.fusion.functions.made if lowering.fusion else ():
+        model.functions[function.identifier()] = function
     _tidy(model)
     model.ir_version = IR_VERSIONS[version]
     model.producer_name, model.producer_version = "mrem_deploy", mrem_deploy.__version__
@@ -95,8 +108,9 @@ def lowered(
 def compact_proto(model: ir.Model) -> onnx.ModelProto:
     """The model without what only costs bytes: node names (their outputs have names) and inner shapes."""
     proto = ir.to_proto(model)
-    for node in proto.graph.node:
-        node.ClearField("name")
+    for part in (proto.graph, *proto.functions):
+        for node in part.node:
+            node.ClearField("name")
     del proto.graph.value_info[:]
     return proto
 
