@@ -5,9 +5,9 @@ place, unpacks the weights while it loads the file, and runs what it runs for `o
 points, sizes) come from the node's attributes. Bodies that differ in more than numbers are overloads of one
 operator; what they differ in is their form, a set of words:
 
-    <weight>:odd       codes 2 apart                 <weight>:byte   8 bits: UINT8 with zero point 128
-    clip:<activation>  a grid of fewer than 8 bits   float           attention in float
-    type_ids, hot      what an embedding has
+    <weight>:odd       codes 2 apart                 <weight>:byte       8 bits: UINT8, zero point 128
+    <weight>:ragged    sizes that leave gaps         clip:<activation>   a grid of fewer than 8 bits
+    float              attention in float            type_ids, hot       what an embedding has
 """
 
 from __future__ import annotations
@@ -109,55 +109,54 @@ class Body:
 
     # -- weights -------------------------------------------------------------------------------------------
 
-    def unsigned(self, name: str, attributes: str = "", panels: bool = True) -> ir.Value:
-        """The codes in the bytes of the input `name`, along a new axis 2."""
-        two, one = self.constant([2], np.int64, "shape.2"), self.constant(1, np.uint8, "byte.1")
-        ends = [self.constant(end, np.int64, f"int.{end}") for end in (0, 8)]
-        shifts = self.op("Range", *ends, self.integer(f"{attributes}bits"), name=f"{name}.shifts.int64")
+    def codes(self, packed: ir.Value, name: str, attributes: str = "") -> ir.Value:
+        """The codes in bytes, along a new last axis: UINT8 at 8 bits, INT8 below.
+
+        They come out of a table of all 256 bytes. onnxruntime keeps whatever it computes while it folds
+        constants until all are folded: shifts and masks of the weights would take twice the memory.
+        """
+        if f"{name}:byte" in self.form:
+            return packed
+        places = self.op("Cast", packed, name=f"{name}.places", to=ir.DataType.INT32)
+        return self.op("Gather", self._table(name, attributes), places, name=f"{name}.codes", axis=0)
+
+    def _table(self, name: str, attributes: str) -> ir.Value:
+        """The codes in every byte, INT8 (256, F)."""
+        zero, one = self.constant(0, np.int64, "int.0"), self.constant(1, np.uint8, "byte.1")
+        eight = self.constant(8, np.int64, "int.8")
+        every = self.constant(np.arange(256).reshape(-1, 1), np.uint8, "bytes")
+        shifts = self.op("Range", zero, eight, self.integer(f"{attributes}bits"), name=f"{name}.shifts.int64")
         shifts = self.op("Cast", shifts, name=f"{name}.shifts", to=UINT8)
-        if panels:  # 64 bytes are the last axis
-            axis = self.constant([1], np.int64, "shape.1")
-            shifts = self.op("Unsqueeze", shifts, axis, name=f"{name}.shifts.column")
-        wide = self.op("Unsqueeze", self.inputs[name], two, name=f"{name}.wide")
-        moved = self.op("BitShift", wide, shifts, name=f"{name}.moved", direction="RIGHT")
+        moved = self.op("BitShift", every, shifts, name=f"{name}.moved", direction="RIGHT")
         bits = self.integer(f"{attributes}bits", UINT8)
         top = self.op("BitShift", one, bits, name=f"{name}.top", direction="LEFT")
         mask = self.op("Sub", top, one, name=f"{name}.mask")
-        return self.op("BitwiseAnd", moved, mask, name=f"{name}.unsigned")
-
-    def signed(self, unsigned: ir.Value, name: str, attributes: str = "") -> ir.Value:
-        """The values of codes below 8 bits, INT8."""
-        codes = self.op("Cast", unsigned, name=f"{name}.int8", to=INT8)
+        unsigned = self.op("BitwiseAnd", moved, mask, name=f"{name}.unsigned")
+        codes = self.op("Cast", unsigned, name=f"{name}.stored", to=INT8)
         if f"{name}:odd" in self.form:
             codes = self.op("Add", codes, codes, name=f"{name}.doubled")
-        return self.op("Add", codes, self.integer(f"{attributes}low", INT8), name=f"{name}.values")
+        return self.op("Add", codes, self.integer(f"{attributes}low", INT8), name=f"{name}.table")
 
     def matrix(self, name: str, attributes: str = "") -> tuple[ir.Value, ir.Value | None]:
         """Panels as a matrix (in, out), with its zero point if it has one."""
-        unsigned, sixteen = self.unsigned(name, attributes), self.constant(COLUMNS, np.int64, "int.16")
-        fields = self.op(
-            "Reshape", unsigned, self.shape(f"{name}.parts", 0, 0, 0, COLUMNS, INPUTS), name=f"{name}.fields"
-        )
-        turned = self.op("Transpose", fields, name=f"{name}.turned", perm=[1, 2, 4, 0, 3])
-        width = self.op("Shape", self.inputs[name], name=f"{name}.panels", start=0, end=1)
-        width = self.op("Mul", width, sixteen, name=f"{name}.columns")
+        byte = f"{name}:byte" in self.form
+        parts = self.shape(f"{name}.parts", 0, 0, COLUMNS, INPUTS, *([1] if byte else []))
+        panels = self.op("Reshape", self.inputs[name], parts, name=f"{name}.panels")
+        codes = self.codes(panels, name, attributes)  # (P, S, 16, 4, F)
+        turned = self.op("Transpose", codes, name=f"{name}.turned", perm=[1, 4, 3, 0, 2])
+        count = self.op("Shape", self.inputs[name], name=f"{name}.count", start=0, end=1)
+        columns = self.op("Mul", count, self.constant(COLUMNS, np.int64, "int.16"), name=f"{name}.columns")
         rest = self.constant([-1], np.int64, "shape.-1")
-        flat = self.op("Concat", rest, width, name=f"{name}.flat.shape", axis=0)
-        flat = self.op("Reshape", turned, flat, name=f"{name}.flat")
+        flat = self.op("Concat", rest, columns, name=f"{name}.shape", axis=0)
+        matrix = self.op("Reshape", turned, flat, name=f"{name}.matrix")
         sizes = [self.integer(f"{attributes}{end}") for end in ("in", "out")]
-        unsigned = self.op(
-            "Slice",
-            flat,
-            self.shape(f"{name}.corner", 0, 0),
-            self.shape(f"{name}.sizes", *sizes),
-            name=f"{name}.codes",
-        )
-        if f"{name}:byte" in self.form:
-            middle = self.constant(128, np.uint8, "middle")
-            return unsigned, self.op(
-                "Expand", middle, self.shape(f"{name}.width", sizes[1]), name=f"{name}.zero_point"
-            )
-        return self.signed(unsigned, name, attributes), None
+        if f"{name}:ragged" in self.form:
+            ends = self.shape(f"{name}.corner", 0, 0), self.shape(f"{name}.sizes", *sizes)
+            matrix = self.op("Slice", matrix, *ends, name=f"{name}.cut")
+        if not byte:
+            return matrix, None
+        middle, width = self.constant(128, np.uint8, "middle"), self.shape(f"{name}.width", sizes[1])
+        return matrix, self.op("Expand", middle, width, name=f"{name}.zero_point")
 
     def linear(self, x: ir.Value, activation: str, name: str, attributes: str = "") -> ir.Value:
         """x·W + b on integers."""
@@ -241,13 +240,13 @@ def _mask(body: Body) -> ir.Value:
 def _embedding(body: Body) -> ir.Value:
     op, inputs, form = body.op, body.inputs, body.form
     ids = _checked(body, "ids")
-    unsigned = body.unsigned("codes", panels=False)
-    flat = op("Reshape", unsigned, body.shape("table.flat.shape", 0, -1), name="table.flat")
-    ends = op("Shape", inputs["gamma"], name="table.width")
-    one, zero = (body.constant([n], np.int64, f"shape.{n}") for n in (1, 0))
-    table = op("Slice", flat, zero, ends, one, name="table.codes")
-    byte = "codes:byte" in form
-    table = table if byte else body.signed(table, "codes")
+    table, byte = body.codes(inputs["codes"], "codes"), "codes:byte" in form
+    if not byte:
+        table = op("Reshape", table, body.shape("table.shape", 0, -1), name="table")
+    if "codes:ragged" in form:
+        one, zero = (body.constant([n], np.int64, f"shape.{n}") for n in (1, 0))
+        width = op("Shape", inputs["gamma"], name="table.width")
+        table = op("Slice", table, zero, width, one, name="table.cut")
     looked_up = op("Gather", table, ids, name="rows.codes", axis=0)
     values = op("Cast", looked_up, name="rows.float", to=FLOAT)
     if byte:

@@ -67,7 +67,8 @@ class Fusion:
             return
         types, positions = (tables[0] if len(tables) == 2 else None), tables[-1]
         stored = stored_as(weight.bits, weight.spacing)
-        form = _weight_form("codes", stored) | ({"type_ids"} if types else set())
+        form = _weight_form("codes", stored, weight.codes.shape[1] % stored.per_byte > 0)
+        form |= {"type_ids"} if types else set()
         codes = ir.tensor(panels.rows(weight.codes.numpy(), stored), name=f"{name}.weight.codes")
         scales = weight.scale.float().numpy().reshape(-1)
         inputs = [
@@ -171,7 +172,11 @@ class Fusion:
         tensors, more, words = self._weight(title, names, "weight")
         attributes, form = self._activations({"x": quantizer})
         attributes |= {key.removeprefix("weight_"): value for key, value in more.items()}
-        return self._call("LowBitLinear", [x, *tensors], attributes, form | words, f"{title}.sum")
+        y = self._call("LowBitLinear", [x, *tensors], attributes, form | words, f"{title}.sum")
+        y.type = ir.TensorType(ir.DataType.FLOAT)
+        if x.shape is not None:
+            y.shape = ir.Shape([*x.shape[:-1], attributes["out"]])
+        return y
 
     # -- parts of them -------------------------------------------------------------------------------------
 
@@ -244,27 +249,23 @@ class Fusion:
             ),
         ]
         attributes = {f"{key}_in": codes.shape[0], f"{key}_out": codes.shape[1]}
-        return tensors, attributes | stored.attributes(f"{key}_"), _weight_form(key, stored)
+        ragged = codes.shape[0] % (panels.INPUTS * stored.per_byte) or codes.shape[1] % panels.COLUMNS
+        form = _weight_form(key, stored, ragged > 0)
+        return tensors, attributes | stored.attributes(f"{key}_"), form
 
     def unpacked(self, codes: np.ndarray, stored: Stored, name: str) -> ir.Value:
         """Codes below 8 bits that no operator reads, INT8; standard operators unpack them at load."""
-        build = self.build
+        build, fields = self.build, stored.per_byte
         packed = build.initializer(ir.tensor(panels.rows(codes, stored), name=name))
-        axis = build.constant([2], np.int64, "axis.2")
-        wide = build.op("Unsqueeze", packed, axis, name=f"{name}.wide")
-        shifts = build.constant(range(0, 8, stored.bits), np.uint8, f"shifts.{stored.bits}")
-        moved = build.op("BitShift", wide, shifts, name=f"{name}.moved", direction="RIGHT")
-        mask = build.constant(2**stored.bits - 1, np.uint8, f"mask.{stored.bits}")
-        unsigned = build.op("BitwiseAnd", moved, mask, name=f"{name}.unsigned")
+        places = build.op("Cast", packed, name=f"{name}.places", to=ir.DataType.INT32)
+        table = build.constant(stored.table(), np.int8, f"codes.{stored.bits}.{stored.spacing}")
+        values = build.op("Gather", table, places, name=f"{name}.fields", axis=0)
         flat = build.constant([0, -1], np.int64, "rows.flat")
-        flat = build.op("Reshape", unsigned, flat, name=f"{name}.flat")
-        ends = [build.constant([n], np.int64, f"end.{n}") for n in (0, codes.shape[1], 1)]
-        values = build.op("Slice", flat, *ends, name=f"{name}.stored")
-        values = build.op("Cast", values, name=f"{name}.small", to=ir.DataType.INT8)
-        if stored.spacing == 2:
-            values = build.op("Add", values, values, name=f"{name}.doubled")
-        low = build.constant(stored.low, np.int8, f"low.{stored.low}")
-        return build.op("Add", values, low, name=f"{name}.int8")
+        values = build.op("Reshape", values, flat, name=f"{name}.stored")
+        if codes.shape[1] % fields:
+            ends = [build.constant([n], np.int64, f"end.{n}") for n in (0, codes.shape[1], 1)]
+            values = build.op("Slice", values, *ends, name=f"{name}.int8")
+        return values
 
     # -- the graph -----------------------------------------------------------------------------------------
 
@@ -295,8 +296,9 @@ def name_of(node: ir.Node) -> str:
     return str(node.attributes["name"].value)
 
 
-def _weight_form(key: str, stored: Stored) -> set[str]:
-    return {f"{key}:byte"} if stored.bits == 8 else {f"{key}:odd"} if stored.spacing == 2 else set()
+def _weight_form(key: str, stored: Stored, ragged: bool) -> set[str]:
+    words = {"byte": stored.bits == 8, "odd": stored.spacing == 2, "ragged": ragged}
+    return {f"{key}:{word}" for word, fits in words.items() if fits}
 
 
 def _is_linear(node: ir.Node) -> bool:

@@ -34,6 +34,11 @@ class Stored:
     def unsigned(self, codes: np.ndarray) -> np.ndarray:
         return ((codes.astype(np.int16) - self.low) // self.spacing).astype(np.uint8)
 
+    def table(self) -> np.ndarray:
+        """The codes in every byte, (256, F)."""
+        fields = np.arange(256)[:, None] >> np.arange(0, 8, self.bits) & 2**self.bits - 1
+        return (fields * self.spacing + self.low).astype(np.int8)
+
     def attributes(self, prefix: str = "") -> dict[str, int]:
         return {f"{prefix}{key}": getattr(self, key) for key in ("bits", "spacing", "low")}
 

@@ -18,6 +18,7 @@ import mrem_deploy
 from mrem_deploy.base.digests import UNSEALED
 from mrem_deploy.base.files import atomic_file, explained, sweep_unfinished
 from mrem_deploy.base.progress import say
+from mrem_deploy.export.builder import RUNTIME
 from mrem_deploy.export.lower import Lowering
 from mrem_deploy.export.origin import FILE, RESULT, seal
 from mrem_deploy.export.profiles import IR_VERSIONS, PROFILES, choose_opset, find_profile
@@ -106,12 +107,18 @@ def lowered(
 
 
 def compact_proto(model: ir.Model) -> onnx.ModelProto:
-    """The model without what only costs bytes: node names (their outputs have names) and inner shapes."""
+    """The model without what only costs bytes: node names (their outputs have names) and inner shapes.
+
+    Shapes after operators of the runtime stay, since a reader without it does not know them.
+    """
     proto = ir.to_proto(model)
+    unknown = {name for node in proto.graph.node if node.domain == RUNTIME for name in node.output}
+    kept = [value for value in proto.graph.value_info if value.name in unknown]
     for part in (proto.graph, *proto.functions):
         for node in part.node:
             node.ClearField("name")
     del proto.graph.value_info[:]
+    proto.graph.value_info.extend(kept)
     return proto
 
 
