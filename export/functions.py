@@ -193,12 +193,16 @@ def _attention(body: Body) -> ir.Value:
     qkv = body.linear(body.quantize(hidden, "x"), "x", "qkv", "qkv_")
     parts = op("Split", qkv, name="part", axis=-1, outputs=3, num_outputs=3)
     heads, width = body.integer("heads"), body.integer("qkv_in")
-    # Not -1 for one of them: an empty batch has no size that it could follow from.
-    split = body.shape("heads.first", 0, 0, heads, op("Div", width, heads, name="head.width"))
+    tokens, rest = (
+        op("Shape", hidden, name="tokens", start=0, end=2),
+        body.constant([-1], np.int64, "shape.-1"),
+    )
+    width = body.shape("head.width", op("Div", width, heads, name="head.size"))
+    split = op("Concat", tokens, rest, width, name="heads.first", axis=0)
     turned = []
     for name, part in zip("qkv", parts, strict=True):
         part = body.quantize(part, name) if integers else part
-        part = op("Reshape", part, split, name=f"{name}.heads")
+        part = op("Reshape", part, split, name=f"{name}.heads", allowzero=1)
         turned.append(op("Transpose", part, name=f"{name}.turned", perm=HEADS_FIRST))
     query, key, value = turned
     key = op("Transpose", key, name="k.columns", perm=[0, 1, 3, 2])
@@ -213,7 +217,8 @@ def _attention(body: Body) -> ir.Value:
     else:
         context = op("MatMul", probabilities, value, name="context")
     context = op("Transpose", body.quantize(context, "o"), name="context.turned", perm=HEADS_FIRST)
-    joined = op("Reshape", context, body.shape("joined", 0, 0, width), name="context.joined")
+    joined = op("Concat", tokens, rest, name="joined", axis=0)
+    joined = op("Reshape", context, joined, name="context.joined", allowzero=1)
     return body.norm(body.linear(joined, "o", "out", "out_"), hidden, "attention")
 
 
