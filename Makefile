@@ -34,12 +34,15 @@ PIP := $(PY) -m pip
 CPP := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
 CPP_RUNTIME := $(wildcard kernels/runtime/*.cpp kernels/runtime/*.h kernels/runtime/*/*.cpp kernels/runtime/*/*.h)
 CPP_BUILT := $(filter-out kernels/cpu/test_% kernels/cpu/fuzz_%,$(CPP))
+RUNTIME_BUILT := $(filter-out kernels/runtime/test_% kernels/runtime/fuzz_% kernels/runtime/bench_%,$(CPP_RUNTIME)) \
+    $(wildcard kernels/runtime/CMakeLists.txt kernels/runtime/*.cmake kernels/runtime/python/*.*)
+INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 EXTRAS = $(shell cat $(VENV)/.extras 2>/dev/null || echo cpu)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-gpu test test-jobs gpu-compile gpu-check demo lint format typecheck sanitize fuzz faults bench docs \
+.PHONY: help setup setup-gpu test test-jobs gpu-compile gpu-check demo lint format typecheck sanitize wheel-runtime fuzz faults bench docs \
     optimum oldest clean distclean
 
 help:
@@ -52,6 +55,7 @@ help:
 	@echo "make format     format all files with ruff and clang-format"
 	@echo "make typecheck  check the types with mypy"
 	@echo "make sanitize   C++ tests under the address and undefined-behaviour sanitizers"
+	@echo "make wheel-runtime  dist/mrem_runtime-*.whl: the CPU runtime for onnxruntime, by itself"
 	@echo "make fuzz       any bytes into the readers of data and results, and into packing, a minute each"
 	@echo "make faults     disturb the commands in thousands of ways; an hour on two cores (docs/reliability.md)"
 	@echo "make gpu-compile  the Triton kernels compiled for seven GPUs and checked, without a GPU"
@@ -105,18 +109,27 @@ endif
 	@touch $@
 
 # PyTorch is named again at its installed version, so that no dependency can replace it.
-$(READY): $(VENV)/.torch pyproject.toml setup.py CMakeLists.txt $(CPP_BUILT)
+$(INSTALLED): $(VENV)/.torch pyproject.toml setup.py CMakeLists.txt $(CPP_BUILT)
 	@installed=$$($(PY) -c 'from importlib.metadata import version; print(version("torch"))') && \
 	echo "installing mrem_deploy and its dependencies; PyTorch stays at $$installed" && \
 	$(PIP) install --editable ".[$(EXTRAS),dev]" "torch==$$installed"
 	@$(PY) -m mrem_deploy.kernels
 	@touch $@
 
+# The CPU runtime, a package of its own. Without a C++ toolchain all the rest works; MREM_REQUIRE_EXT=1 makes
+# that an error.
+$(READY): $(INSTALLED) $(RUNTIME_BUILT)
+	@$(PY) kernels/runtime/python/setup.py toolchain; found=$$?; \
+	if [ $$found = 3 ]; then echo "Everything works without it, but ONNX models run slower on CPUs (docs/runtime.md)"; \
+	elif [ $$found != 0 ]; then exit 1; \
+	else $(PIP) install --quiet --no-build-isolation --no-deps --editable kernels/runtime/python; fi
+	@touch $@
+
 # pip takes a CPU build for the version that is asked for, and both builds of onnxruntime have the same files:
 # what is there goes first. The choice is kept for later runs of make.
 setup-gpu: $(VENV)/.created
 	@$(PIP) uninstall --yes --quiet torch onnxruntime 2>/dev/null
-	@rm -f $(VENV)/.torch $(READY)
+	@rm -f $(VENV)/.torch $(INSTALLED) $(READY)
 	@echo gpu > $(VENV)/.extras
 	@$(MAKE) --no-print-directory setup TORCH_INSTALL="$(or $(TORCH_INSTALL),torch==$(TORCH_VERSION))"
 	$(PY) -m mrem_deploy doctor
@@ -176,6 +189,10 @@ sanitize: $(READY)
 	    LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	    $(PY) -m pytest -n0 -p no:cacheprovider tests/kernels/test_cpu_bindings.py
 
+# A wheel for any Python 3 of this platform, with nothing of mrem_deploy in it.
+wheel-runtime: $(READY)
+	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist kernels/runtime/python
+
 fuzz: $(READY)
 	$(PY) tests/fuzz/run.py --seconds $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
@@ -207,7 +224,9 @@ oldest: $(if $(RESULT),,build/onnx-result) $(READY)
 	    build/onnx-result/2-2-8-midrise)
 
 clean:
-	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis kernels/cpu/*.so $(READY)
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis kernels/cpu/*.so \
+	    kernels/runtime/python/build kernels/runtime/python/*.egg-info kernels/runtime/python/mrem_runtime/*.so \
+	    $(INSTALLED) $(READY)
 	find mrem_deploy kernels export tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

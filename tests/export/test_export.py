@@ -39,6 +39,9 @@ from mrem_deploy.quant.spec import QuantSpec  # noqa: E402
 # `web` writes the graph of `ort-cpu` under other names: test_web_profile.py.
 FORMS = tuple(name for name in PROFILES if name != "web")
 
+# Without the profile whose quantizers and weights are inside functions: test_mrem_cpu.py compares it with one.
+STANDARD = [name for name, profile in PROFILES.items() if not profile.fused]
+
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("kind", ARCHITECTURES)

@@ -1,0 +1,96 @@
+"""Operators of few bits for onnxruntime on CPUs: runs the ONNX files that mrem_deploy exports for it.
+
+    import mrem_runtime
+
+    session = mrem_runtime.session("model_mrem.onnx", threads=4)
+    session.run(None, {"input_ids": ids, "attention_mask": mask})
+
+Elsewhere (C++, Rust, Java) register the shared library `library()` in onnxruntime's session options.
+Needs onnxruntime and numpy. MREM_CPU_TARGET chooses the instruction set: scalar, avx2, avx512vnni, …
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+__version__ = "0.1.0"
+__all__ = ["library", "newest_format", "options", "session", "target", "version"]
+
+FILES = {"win32": "mrem_runtime.dll", "darwin": "libmrem_runtime.dylib"}
+
+
+def library() -> Path:
+    """The shared library, which exports `RegisterCustomOps`. It is in this package and nowhere else."""
+    path = Path(__file__).resolve().with_name(FILES.get(sys.platform, "libmrem_runtime.so"))
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is missing: it was not built; build mrem-runtime with a C++17 compiler"
+        )
+    return path
+
+
+def options(
+    threads: int = 0, start_from: onnxruntime.SessionOptions | None = None
+) -> onnxruntime.SessionOptions:
+    """Session options with the operators registered. `threads`: 0 is onnxruntime's choice, one for each core.
+
+    onnxruntime's arena stays on: the operators reuse its few blocks, so that memory peaks lower with it than
+    without. It keeps what the largest batch took; the run option `memory.enable_memory_arena_shrinkage` with
+    "cpu:0" gives that back after a run.
+    """
+    import onnxruntime
+
+    made = onnxruntime.SessionOptions() if start_from is None else start_from
+    made.register_custom_ops_library(os.fspath(library()))
+    if threads:
+        made.intra_op_num_threads = threads
+    return made
+
+
+def session(
+    model: str | os.PathLike[str] | bytes,
+    threads: int = 0,
+    *,
+    options: onnxruntime.SessionOptions | None = None,
+    providers: Sequence[Any] = ("CPUExecutionProvider",),
+    **more: Any,
+) -> onnxruntime.InferenceSession:
+    """An onnxruntime session in which the operators run; `options` are changed, `more` is passed on."""
+    import onnxruntime
+
+    chosen = globals()["options"](threads, options)
+    source = model if isinstance(model, bytes) else os.fspath(model)
+    return onnxruntime.InferenceSession(source, chosen, providers=list(providers), **more)
+
+
+def version() -> str:
+    """The version of the library, which is that of this package unless they were mixed."""
+    return _text("mrem_runtime_version")
+
+
+def target() -> str:
+    """The instruction set that the operators use on this machine, such as avx512vnni."""
+    return _text("mrem_runtime_target")
+
+
+def newest_format() -> int:
+    """The newest format of files that the library reads."""
+    return int(_loaded().mrem_runtime_format())
+
+
+def _loaded() -> ctypes.CDLL:
+    return ctypes.CDLL(os.fspath(library()))
+
+
+def _text(function: str) -> str:
+    called = getattr(_loaded(), function)
+    called.restype = ctypes.c_char_p
+    return str(called().decode())
