@@ -8,7 +8,7 @@ from pathlib import Path
 from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.units import MIB
-from mrem_deploy.export.profiles import INT2_OPSET, INT2_RUNTIME, PROFILES, find_profile
+from mrem_deploy.export.profiles import ATTENTIONS, INT2_OPSET, INT2_RUNTIME, PROFILES, find_profile
 
 EXAMPLES = """\
 examples:
@@ -39,6 +39,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME[,NAME]",
         help="which forms to write, with commas between them (default ort-cpu; see below)",
     )
+    parser.add_argument(
+        "--attention",
+        choices=ATTENTIONS,
+        default=ATTENTIONS[0],
+        help="how operators of mrem-cpu multiply inside attention (default int8, as the model was trained)",
+    )
     parser.add_argument("--opset", type=int, help="opset to write (default: the profile's)")
     parser.add_argument(
         "--out",
@@ -59,6 +65,13 @@ def main(argv: list[str] | None = None) -> int:
             "leave --out out, or export one profile at a time",
         )
 
+    if options.attention != ATTENTIONS[0] and not any(find_profile(name).fused for name in names):
+        raise UserError(
+            f"--attention {options.attention} is for the operators of mrem-cpu; --profile asks for "
+            f"{', '.join(names)}",
+            "add --profile mrem-cpu, or leave --attention out",
+        )
+
     from mrem_deploy.export import export_all, export_onnx
     from mrem_deploy.quant.frozen import FrozenModel
 
@@ -72,9 +85,9 @@ def main(argv: list[str] | None = None) -> int:
     if layout:
         paths = [transformers_js.write_layout(frozen, Path(options.folder), out, options.opset)]
     elif options.out:
-        paths = [export_onnx(frozen, Path(options.out), names[0], options.opset)]
+        paths = [export_onnx(frozen, Path(options.out), names[0], options.opset, None, options.attention)]
     else:
-        paths = export_all(frozen, Path(options.folder), names, options.opset)
+        paths = export_all(frozen, Path(options.folder), names, options.opset, options.attention)
     for path in paths:
         size = path.stat().st_size / MIB
         print(f"{path}: {size:.1f} MiB (full precision {frozen.full_precision_mb():.1f} MiB)")

@@ -14,37 +14,34 @@ with positions in it, norms in front, gates, q, k and v of different bits, activ
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from mrem_deploy.export import panels
-from mrem_deploy.export.builder import RUNTIME
+from mrem_deploy.export.builder import RUNTIME, Builder
 from mrem_deploy.export.functions import FORMAT, HEADS_FIRST, LEAST, Functions
 from mrem_deploy.export.hot_rows import hot_tables
+from mrem_deploy.export.linears import Linears, name_of
 from mrem_deploy.export.panels import Stored, stored_as
 from mrem_deploy.export.skeleton import DOMAIN
 
-if TYPE_CHECKING:
-    from mrem_deploy.export.lower import Lowering
-
-ATTENTIONS = ("int8", "float")
 MASK = "attention_mask"
 
 
 class Fusion:
-    """Replaces markers in the graph of a `Lowering`, before it lowers the others."""
+    """Replaces markers of a graph; the others are for `lower.py`."""
 
-    def __init__(self, lowering: Lowering, attention: str) -> None:
-        self.lowering, self.attention = lowering, attention
-        self.build, self.frozen, self.found = lowering.build, lowering.frozen, lowering.found
-        self.functions = Functions(lowering.opset)
-        self.mask = next((value for value in lowering.graph.inputs if value.name == MASK), None)
+    def __init__(self, build: Builder, linears: Linears, opset: int, attention: str) -> None:
+        self.build, self.linears, self.attention = build, linears, attention
+        self.graph, self.frozen = build.graph, linears.frozen
+        self.functions = Functions(opset)
+        self.mask = next((value for value in self.graph.inputs if value.name == MASK), None)
 
     def run(self) -> None:
         rules = {"Embedding": self._embedding, "Attention": self._attention, "Gelu": self._feed_forward}
-        for node in list(self.lowering.graph):
+        for node in list(self.graph):
             if node.domain == DOMAIN and node.op_type in rules and node.graph is not None:
                 rules[node.op_type](node)
 
@@ -101,7 +98,7 @@ class Fusion:
         x, joined = linears[0].inputs[0], _only_reader(node)
         out = _only_reader(joined) if joined is not None and joined.op_type == "Reshape" else None
         tail = self._tail(out, x)
-        if out is None or tail is None or x is None or self.lowering.merge_with(linears[0]) != linears:
+        if out is None or tail is None or x is None or self.linears.merge_with(linears[0]) != linears:
             return
         qkv, outs = [name_of(linear) for linear in linears], [name_of(out)]
         points = {"x": f"{name}.input_quantizer", "o": f"{outs[0]}.input_quantizer"}
@@ -239,7 +236,7 @@ class Fusion:
         scales = np.concatenate(
             [np.broadcast_to(w.scale.float().numpy().reshape(-1), w.codes.shape[:1]) for w in weights]
         )
-        bias = self.lowering.bias(names, 0.0)
+        bias = self.linears.bias(names, 0.0)
         stored = stored_as(weights[0].bits, weights[0].spacing)
         tensors = [
             self.build.initializer(ir.tensor(panels.panels(codes, stored), name=f"{title}.weight.codes")),
@@ -288,12 +285,7 @@ class Fusion:
         y.type, y.shape = norm.outputs[0].type, norm.outputs[0].shape
         self.build.replace(norm, y)
         for node in reversed(inner):
-            self.lowering.graph.remove(node, safe=True)
-
-
-def name_of(node: ir.Node) -> str:
-    """The name that a marker carries."""
-    return str(node.attributes["name"].value)
+            self.graph.remove(node, safe=True)
 
 
 def _weight_form(key: str, stored: Stored, ragged: bool) -> set[str]:

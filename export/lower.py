@@ -26,18 +26,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
-import torch
 
 from mrem_deploy.export.builder import CONTRIB, Builder
-from mrem_deploy.export.fusion import Fusion, name_of
+from mrem_deploy.export.fusion import Fusion
 from mrem_deploy.export.hot_rows import add_hot_rows
 from mrem_deploy.export.ids import refuse_negative_ids
+from mrem_deploy.export.linears import Linears, name_of
 from mrem_deploy.export.panels import stored_as
 from mrem_deploy.export.profiles import Profile
 from mrem_deploy.export.skeleton import DOMAIN
 from mrem_deploy.export.tensors import PACKED_BITS, carrier, integer_tensor
 from mrem_deploy.models.architectures import Anatomy
-from mrem_deploy.numerics import UNQUANTIZED_BITS, to_stored
+from mrem_deploy.numerics import to_stored
 from mrem_deploy.quant.frozen import FrozenModel, FrozenScale, FrozenWeight
 
 GELU_OPSET = 20  # the first opset with Gelu
@@ -64,7 +64,8 @@ class Lowering:
     ) -> None:  # fmt: skip
         self.graph, self.frozen, self.found, self.profile, self.opset = graph, frozen, found, profile, opset
         self.build = Builder(graph)
-        self.fusion = Fusion(self, attention) if profile.fused else None
+        self.linears = Linears(frozen, found, profile.merge_qkv)
+        self.fusion = Fusion(self.build, self.linears, opset, attention) if profile.fused else None
         self._quantized: dict[tuple[ir.Value, str], Codes] = {}
         self._dequantized: dict[str, ir.Value] = {}
 
@@ -141,7 +142,7 @@ class Lowering:
     # -- linears -------------------------------------------------------------------------------------------
 
     def _linear(self, node: ir.Node) -> None:
-        group = self.merge_with(node)
+        group = self.linears.merge_with(node)
         names = [name_of(member) for member in group]
         attention = self.found.shared_inputs.get(names[0])
         quantizer = f"{attention or names[0]}.input_quantizer"
@@ -155,62 +156,18 @@ class Lowering:
         y = self.fusion.linear(title, names, x, quantizer) if self.fusion else None
         if y is None:
             quantized = self._quantize(x, quantizer)
-            bias = self.bias(names, quantized.offset if quantized else 0.0)
+            bias = self.linears.bias(names, quantized.offset if quantized else 0.0)
             y = self._product(title, names, x, quantized, quantizer, bias)
         if sentence:
             y = self.build.op("Squeeze", y, axis, name=f"{title}.squeezed")
         if len(group) == 1:
             self.build.replace(node, y)
             return
-        widths = [self._width(name) for name in names]
+        widths = [self.linears.width(name) for name in names]
         sizes = self.build.constant(widths, np.int64, f"{title}.widths")
         parts = self.build.op("Split", y, sizes, name=f"{title}.part", axis=-1, outputs=len(names))
         for member, part in zip(group, parts, strict=True):
             self.build.replace(member, part)
-
-    def merge_with(self, node: ir.Node) -> list[ir.Node]:
-        """The linears to write as one matrix: q, k and v if the profile merges them, else this one."""
-        attention = self.found.shared_inputs.get(name_of(node))
-        if not self.profile.merge_qkv or attention is None:
-            return [node]
-        x = node.inputs[0]
-        assert x is not None
-        group = [
-            reader
-            for reader in x.consumers()
-            if reader.domain == DOMAIN
-            and reader.op_type == "Linear"
-            and self.found.shared_inputs.get(name_of(reader)) == attention
-        ]
-        grids = {self._grid(name_of(member)) for member in group}
-        with_bias = {f"{name_of(member)}.bias" in self.frozen.full for member in group}
-        return group if len(grids) == 1 and len(with_bias) == 1 else [node]
-
-    def _grid(self, name: str) -> tuple[int, int]:
-        """Bits and spacing of a weight's codes."""
-        weight = self.frozen.weights.get(name)
-        return (weight.bits, weight.spacing) if weight else (UNQUANTIZED_BITS, 1)
-
-    def _width(self, name: str) -> int:
-        weight = self.frozen.weights.get(name)
-        return (weight.codes if weight else self.frozen.full[f"{name}.weight"]).shape[0]
-
-    def bias(self, names: list[str], offset: float) -> np.ndarray | None:
-        """Biases side by side, plus what a shifted input adds (in profiles without zero points)."""
-        parts = []
-        for name in names:
-            bias = self.frozen.full.get(f"{name}.bias")
-            part = np.zeros(self._width(name), np.float32) if bias is None else bias.float().numpy()
-            if offset:
-                part = (part + offset * self._values(name).double().sum(dim=1).numpy()).astype(np.float32)
-            parts.append(part)
-        if not offset and not any(f"{name}.bias" in self.frozen.full for name in names):
-            return None
-        return np.concatenate(parts)
-
-    def _values(self, name: str) -> torch.Tensor:
-        weight = self.frozen.weights.get(name)
-        return (weight.values() if weight else self.frozen.full[f"{name}.weight"]).float()
 
     def _product(
         self,
@@ -233,7 +190,7 @@ class Lowering:
         if weights:
             matrix = self._dequantized_weight(title, weights)
         else:
-            joined = np.concatenate([self._values(name).numpy() for name in names]).T
+            joined = np.concatenate([self.linears.values(name).numpy() for name in names]).T
             matrix = build.constant(np.ascontiguousarray(joined), np.float32, f"{title}.weight")
         operand = self._dequantize(quantized, quantizer) if quantized else x
         y = build.op("MatMul", operand, matrix, name=f"{title}.product")
@@ -296,7 +253,7 @@ class Lowering:
         name, ids, build = name_of(node), node.inputs[0], self.build
         weight = self.frozen.weights.get(name)
         if weight is None:
-            table = build.initializer(ir.tensor(self._values(name).numpy(), name=f"{name}.weight"))
+            table = build.initializer(ir.tensor(self.linears.values(name).numpy(), name=f"{name}.weight"))
             self.build.replace(node, build.op("Gather", table, ids, name=f"{name}.rows", axis=0))
             return
         kind = carrier(self.profile, weight.bits, self.opset, weight.spacing)

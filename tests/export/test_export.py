@@ -36,11 +36,9 @@ from mrem_deploy.export.origin import Origin, origin_of  # noqa: E402
 from mrem_deploy.quant.frozen import FrozenModel  # noqa: E402
 from mrem_deploy.quant.spec import QuantSpec  # noqa: E402
 
-# `web` writes the graph of `ort-cpu` under other names: test_web_profile.py.
-FORMS = tuple(name for name in PROFILES if name != "web")
-
-# Without the profile whose quantizers and weights are inside functions: test_mrem_cpu.py compares it with one.
-STANDARD = [name for name, profile in PROFILES.items() if not profile.fused]
+# `web` writes the graph of `ort-cpu` under other names (test_web_profile.py), `mrem-cpu` the one of functions
+# that are compared with it (test_mrem_cpu.py).
+FORMS = tuple(name for name in PROFILES if name not in ("web", "mrem-cpu"))
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -124,3 +124,8 @@ def test_bad_input_leaves_no_file(
     assert cli.run(__main__.main, [str(tmp_path), *more]) == cli.EXIT_USER_ERROR
     assert message in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_attention_is_chosen_for_the_operators_that_have_it(result_folder: Path, capsys: Any) -> None:
+    assert cli.run(__main__.main, [str(result_folder), "--profile", "int8", "--attention", "float"]) == 2
+    assert "--profile mrem-cpu" in capsys.readouterr().err

@@ -93,4 +93,7 @@ def _loaded() -> ctypes.CDLL:
 def _text(function: str) -> str:
     called = getattr(_loaded(), function)
     called.restype = ctypes.c_char_p
-    return str(called().decode())
+    text = called()
+    if text is None:
+        raise ValueError(f"MREM_CPU_TARGET={os.environ.get('MREM_CPU_TARGET')} cannot run on this machine")
+    return str(text.decode())
