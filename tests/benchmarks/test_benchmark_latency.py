@@ -245,7 +245,7 @@ def test_our_runtime_has_a_row_beside_the_same_weights_in_onnxruntime(
         "find_spec",
         lambda name: (True if present else None) if name == "mrem_runtime" else found(name),
     )
-    library = SimpleNamespace(library=lambda: "libmrem_runtime.so")
+    library = SimpleNamespace(target=lambda: "avx2")
     monkeypatch.setitem(sys.modules, "mrem_runtime", library)
     subject: Any = SimpleNamespace(model=None, frozen={"4-4-8": None, "2-2-8": None})
 
@@ -266,7 +266,7 @@ def test_our_runtime_has_a_row_beside_the_same_weights_in_onnxruntime(
     def broken() -> str:
         raise OSError("there is no library")
 
-    library.library = broken
+    library.target = broken
     assert "ours 2-2-8, mrem-runtime" not in names()
     assert "left out: ours, mrem-runtime: there is no library" in capsys.readouterr().err
     present = False

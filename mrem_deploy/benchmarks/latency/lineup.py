@@ -104,14 +104,22 @@ def _has_runtime() -> bool:
     if importlib.util.find_spec(RUNTIME) is None:
         say(f"left out: {RUNTIME_ROWS}: the package is not installed (pip install mrem-runtime)")
         return False
-    import mrem_runtime
-
     try:
-        mrem_runtime.library()
-    except (OSError, RuntimeError) as error:
+        say(f"mrem-runtime computes with {runtime_target()} here")
+    except OSError as error:
         say(f"left out: {RUNTIME_ROWS}: {error}")
         return False
     return True
+
+
+def runtime_target() -> str | None:
+    """The instruction set that our operators use here; None where they are not installed."""
+    if importlib.util.find_spec(RUNTIME) is None:
+        return None
+    import mrem_runtime
+
+    found: str = mrem_runtime.target()
+    return found
 
 
 def _by_onnxruntime(subject: Subject, fp32: Path, chosen: tuple[str, ...], work: Path) -> list[Contender]:

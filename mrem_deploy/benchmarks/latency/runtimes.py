@@ -91,13 +91,8 @@ class MremRuntime(OnnxRuntime):
 
     def open(self, model: LoadRequest) -> Any:
         import mrem_runtime
-        import onnxruntime
 
-        if not model["profile"]:
-            return mrem_runtime.session(model["path"], threads=model["threads"])
-        options = session_options(model)
-        options.register_custom_ops_library(str(mrem_runtime.library()))
-        return onnxruntime.InferenceSession(model["path"], options, providers=[providers.CPU])
+        return mrem_runtime.session(model["path"], model["threads"], options=session_options(model))
 
 
 class OpenVino:

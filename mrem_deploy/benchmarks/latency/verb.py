@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -340,7 +341,11 @@ def _subject(options: argparse.Namespace) -> Subject:
 
 def _settings(options: argparse.Namespace, traits: Traits) -> dict[str, Any]:
     """As given. A result folder has its own bits, and the default geometry would mean nothing."""
+    from mrem_deploy.benchmarks.latency import lineup
+
     settings = opt.as_settings(options) | {"subject": traits.title, "bits": list(traits.bits)}
+    with suppress(OSError):  # not built: then there are no such rows
+        settings["mrem_runtime_target"] = lineup.runtime_target()
     return settings if options.folder is None else settings | {"geometry": None}
 
 
