@@ -232,7 +232,9 @@ def test_our_runtime_has_a_row_beside_the_same_weights_in_onnxruntime(
 ) -> None:
     made: list[tuple[str, str]] = []
 
-    def exported(subject: Any, frozen: Any, bits: str, profile: str, work: Path) -> Path:
+    def exported(
+        subject: Any, frozen: Any, bits: str, profile: str, work: Path, attention: str = "int8"
+    ) -> Path:
         made.append((bits, profile))
         return work / f"{bits}-{profile}.onnx"
 
@@ -261,6 +263,11 @@ def test_our_runtime_has_a_row_beside_the_same_weights_in_onnxruntime(
         "ours 2-2-8, mrem-runtime": "ours 2-2-8",
     }
     assert ("2-2-8", "mrem-cpu") in made
+    both = lineup.cpu_lineup(subject, ("ort-cpu",), None, (), tmp_path, (), ("int8", "float"))
+    assert [(c.name, c.beside) for c in both if c.runtime == "mrem_runtime"][:2] == [
+        ("ours 4-4-8, mrem-runtime", "ours 4-4-8"),
+        ("ours 4-4-8, mrem-runtime, float attention", "ours 4-4-8"),
+    ]
     assert names(("int8",))["ours 2-2-8, mrem-runtime"] is None  # its plain file is not measured
 
     def broken() -> str:
@@ -288,6 +295,7 @@ BAD = [
     (["--together", "1"], "--together must be a whole number, 2 to 64"),
     (["--workload", "gone.txt", "--geometry", TINY], "--workload: there is no file gone.txt"),
     (["somewhere", "--tokenizer", "elsewhere"], "--tokenizer is for random weights"),
+    (["--attention", "int4"], "--attention: 'int4' is unknown"),
     (["--keep", "kept", "--device", "gpu"], "--keep is for models on the CPU"),
     (["--device", "tpu"], "--device must be auto, cpu, gpu; got 'tpu'"),
     (["--threads", "0"], "--threads must be a whole number, 1 to 1024"),

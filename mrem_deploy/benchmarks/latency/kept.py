@@ -6,6 +6,7 @@ files are and with which options they were made; other options are refused.
 
 from __future__ import annotations
 
+import glob
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -84,10 +85,11 @@ def _inside(folder: Path, contender: Contender) -> Contender:
     if path.is_relative_to(folder):
         return contender
     copy = folder / f"{len(list(folder.iterdir()))}-{path.name}"
-    for found in (path, path.with_name(path.name + ".data")):  # a large model's weights, by that very name
-        if found.is_file():
-            target = copy if found == path else folder / found.name
-            shutil.copyfile(found, target)
+    shutil.copyfile(path, copy)
+    for weights in path.parent.glob(
+        f"{glob.escape(path.name)}.*.data"
+    ):  # of a large model, by that very name
+        shutil.copyfile(weights, folder / weights.name)
     return replace(contender, path=copy)
 
 

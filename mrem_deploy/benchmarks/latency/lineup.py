@@ -14,7 +14,7 @@ from mrem_deploy.base.progress import say
 from mrem_deploy.benchmarks.latency import rivals
 from mrem_deploy.benchmarks.latency.contenders import Contender
 from mrem_deploy.benchmarks.latency.peers import peer_contenders
-from mrem_deploy.benchmarks.latency.settings import PEERS, RIVALS, SessionOptions, Shape
+from mrem_deploy.benchmarks.latency.settings import INTEGER, PEERS, RIVALS, SessionOptions, Shape
 from mrem_deploy.benchmarks.latency.subject import Subject
 from mrem_deploy.deploy.providers import (
     CUDA,
@@ -68,6 +68,7 @@ def cpu_lineup(
     peers: tuple[str, ...],
     work: Path,
     chosen: tuple[str, ...] = RIVALS,
+    attention: tuple[str, ...] = (INTEGER,),
 ) -> list[Contender]:
     """Full precision first, then its quantized rivals, then ours."""
     say("making the rivals: torch.onnx.export")
@@ -94,8 +95,10 @@ def cpu_lineup(
                 )
         if own_runtime:
             beside = f"ours {bits}" if HEADLINE_PROFILE in profiles else None
-            path = exported(subject, frozen, bits, RUNTIME_PROFILE, work)
-            lineup.append(Contender(f"ours {bits}, mrem-runtime", path, RUNTIME, ours=True, beside=beside))
+            for kind in attention:
+                path = exported(subject, frozen, bits, RUNTIME_PROFILE, work, kind)
+                name = f"ours {bits}, mrem-runtime" + (f", {kind} attention" if kind != INTEGER else "")
+                lineup.append(Contender(name, path, RUNTIME, ours=True, beside=beside))
     return lineup
 
 
@@ -157,10 +160,15 @@ def _openvino(subject: Subject, fp32: Path, work: Path) -> list[Contender]:
     return [*lineup, Contender("OpenVINO int8 by NNCF", path, "openvino")]
 
 
-def exported(subject: Subject, frozen: FrozenModel, bits: str, profile: str, work: Path) -> Path:
+def exported(
+    subject: Subject, frozen: FrozenModel, bits: str, profile: str, work: Path, attention: str = INTEGER
+) -> Path:
     """The file in the result folder, if it is this model's; else one made for this run."""
     from mrem_deploy.export import PROFILES, export_onnx
 
+    if attention != INTEGER:
+        say(f"exporting {bits} for {profile}, {attention} attention")
+        return export_onnx(frozen, work / f"{bits}-{profile}-{attention}.onnx", profile, attention=attention)
     if subject.folder is not None:
         path = PROFILES[profile].path_in(subject.folder)
         if path.is_file() and _same_recipe(path, frozen):

@@ -22,6 +22,8 @@ PEERS = {
     "ctranslate2": Peer(("ctranslate2",), "pip install ctranslate2"),
     "llama.cpp": Peer(("llama_cpp", "gguf"), "pip install llama-cpp-python gguf"),
 }
+INTEGER = "int8"  # attention as the model was trained
+ATTENTIONS = (INTEGER, "float")
 RIVALS = ("dynamic", "dynamic-per-channel", "static", "static-uint8")  # made by onnxruntime's own quantizers
 OPTIONS_SPELLING = "disabled_optimizers=SkipLayerNormFusion, or KEY=VALUE;KEY=VALUE, or none"
 
@@ -35,6 +37,13 @@ class Shape:
 
     def __str__(self) -> str:
         return f"{self.batch}x{self.sequence}"
+
+
+def check_attention(name: str) -> str:
+    """An argparse type."""
+    if name not in ATTENTIONS:
+        raise UserError(f"--attention: {shown(name)} is unknown", f"choose among {', '.join(ATTENTIONS)}")
+    return name
 
 
 def check_rival(name: str) -> str:

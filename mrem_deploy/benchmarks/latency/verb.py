@@ -27,11 +27,13 @@ from mrem_deploy.base.scratch import scratch_folder
 from mrem_deploy.benchmarks import options as opt
 from mrem_deploy.benchmarks.geometry import SPELLING, parse_geometry
 from mrem_deploy.benchmarks.latency.settings import (
+    INTEGER,
     OPTIONS_SPELLING,
     PEERS,
     RIVALS,
     RaceSettings,
     Shape,
+    check_attention,
     check_rival,
     parse_session_options,
     read_shape,
@@ -77,7 +79,7 @@ MOST_TOGETHER = 64
 # The options that decide which models are made.
 DECIDE = (
     *("folder", "model", "data", "geometry", "bits", "per_channel", "symmetric", "seed"),
-    *("profiles", "options", "peers", "rivals"),
+    *("profiles", "options", "peers", "rivals", "attention"),
 )
 MOST_SENTENCES = 100_000
 DEVICES = ("auto", "cpu", "gpu")
@@ -145,6 +147,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="keep the models there; a run that finds them measures them without making them again",
     )
     _add_workload(parser, add)
+    parser.add_argument(
+        "--attention",
+        type=opt.several(check_attention, "--attention", "int8,float"),
+        default=(INTEGER,),
+        help="how mrem-runtime multiplies inside attention, a row for each: int8 (default), float",
+    )
     parser.add_argument("--device", default="auto", help="cpu, gpu, or auto (default): all that there are")
     parser.add_argument(
         "--profile-nodes", action="store_true", help="also report where the time goes, by operator"
@@ -247,7 +255,9 @@ def _lineup(options: argparse.Namespace, work: Path) -> tuple[Traits, list[Conte
     _check_shapes((*options.shapes, *options.memory_shapes), traits)
     _serving(options, traits)  # what is wrong with it is said before anything is made
     profiles = lineup.choose_profiles(options.profiles, subject.folder)
-    made = lineup.cpu_lineup(subject, profiles, options.options, options.peers, work, options.rivals)
+    made = lineup.cpu_lineup(
+        subject, profiles, options.options, options.peers, work, options.rivals, options.attention
+    )
     if options.keep is None:
         return traits, made, subject
     kept.save(work, asked, traits, made)
