@@ -179,6 +179,8 @@ def origin_notes(file: OnnxFile, frozen: FrozenModel, folder: Path) -> list[str]
         notes.append(f"{file.file} was exported from another result than the one in {folder}")
     if file.changed_since_export:
         notes.append(f"{file.file} has changed since it was exported")
+    if file.changed_since_export is None:
+        notes.append(f"{file.file} carries no SHA-256: another tool wrote it, or an earlier release")
     return notes
 
 

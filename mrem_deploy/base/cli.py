@@ -10,6 +10,7 @@ from mrem_deploy.base import early, interrupt
 from mrem_deploy.base.errors import UserError, WorkerFailed
 from mrem_deploy.base.outside import check_text, refusal
 from mrem_deploy.base.resuming import command_after
+from mrem_deploy.base.scratch import settle_temporary_folder
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -43,6 +44,7 @@ def run(
 
 def _run(main: Callable[[list[str] | None], int], argv: list[str] | None, resumes: bool) -> int:
     set_environment()
+    settle_temporary_folder()
     try:
         for argument in sys.argv[1:] if argv is None else argv:
             check_text("an argument", argument)

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from mrem_deploy.base import interrupt
 from mrem_deploy.base.errors import UserError, WorkerFailed, WorkerKilled
+from mrem_deploy.base.scratch import settle_temporary_folder
 
 T = TypeVar("T")
 POLL_SECONDS = 0.1
@@ -54,6 +55,7 @@ def start(process: Any) -> None:
 def obedient() -> Iterator[None]:
     """In a process that `start` has started: SIGTERM and the end of the parent interrupt the block."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    settle_temporary_folder()
     with interrupt.watched(hand_on=False, patient=True):
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -20,6 +20,23 @@ from mrem_deploy.base.locks import HAS_LOCKS, NoLocks, is_at, try_lock
 SUFFIX = ".tmp"
 
 
+def settle_temporary_folder() -> None:
+    """Choose the folder for temporary files without a trace.
+
+    tempfile tries a folder by a file of any name, which a kill leaves for ever. A file without a name ends
+    with its process. Where no folder of these can be written, tempfile looks further by itself.
+    """
+    if tempfile.tempdir is not None:
+        return
+    named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
+    for folder in map(os.path.abspath, [*named, *(["/tmp", "/var/tmp"] if os.name == "posix" else [])]):
+        with suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"any")
+            file.flush()
+            tempfile.tempdir = folder
+            return
+
+
 @contextmanager
 def scratch_folder(purpose: str, parent: Path | None = None) -> Iterator[Path]:
     """A new folder for temporary files, removed at the end. Those of killed processes are removed first."""

@@ -258,7 +258,7 @@ def _score(
 ) -> tuple[dict[str, Any], dict[str, Score]]:
     """Every model on the same examples, in batches of the timed size: quantize_dynamic takes its ranges
     from the batch, so its score depends on it."""
-    from mrem_deploy.deploy.runtime import onnx_predictor, open_session
+    from mrem_deploy.deploy.runtime import check_alike, onnx_predictor, open_session
     from mrem_deploy.evaluate.predict import predict
 
     evaluation = _evaluation(recipe, subject)
@@ -271,6 +271,7 @@ def _score(
             predictor, split.encoded, f"score {contender.name}", batch, evaluation.pooling
         )
         base, own = rows[BASE], rows[contender.name]
+        check_alike(str(contender.path), own, base)
         agreement, fidelity = scorer.agreement(base, own), scorer.fidelity(base, own)
         against = {name: getattr(fidelity, name) for name in ("flips", "flips_error", "kl", "kl_error")}
         if evaluation.task.label_free:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.outside import shown
 from mrem_deploy.deploy import providers
 from mrem_deploy.deploy.optimizers import check_optimizers
 from mrem_deploy.deploy.providers import ON_CPU, InputShapes, Placement
@@ -174,7 +175,14 @@ def feed(session: Any, batch: Mapping[str, torch.Tensor | np.ndarray]) -> dict[s
                 f"{name} must be 0 or more; got {given[name].min()}",
                 "check the tokenizer: an ONNX graph reads a negative id from the end of its table",
             )
-    return {entry.name: given[entry.name] for entry in session.get_inputs()}
+    names = [entry.name for entry in session.get_inputs()]
+    if unknown := sorted(set(names) - given.keys()):
+        raise UserError(
+            f"the model has an input {shown(unknown[0])}, which no tokenizer gives; those here are "
+            f"{', '.join(given)}",
+            "give a model that mrem export wrote",
+        )
+    return {name: given[name] for name in names}
 
 
 def run_batch(session: Any, batch: Mapping[str, torch.Tensor | np.ndarray]) -> list[np.ndarray]:
@@ -193,8 +201,41 @@ def run_batch(session: Any, batch: Mapping[str, torch.Tensor | np.ndarray]) -> l
 
 
 def onnx_predictor(session: Any) -> Predictor:
-    """The outputs of an ONNX model in the order of the file."""
-    return lambda batch: run_batch(session, batch)
+    """The outputs of an ONNX model in the order of the file, for each example or each of its tokens."""
+
+    def predict(batch: Mapping[str, torch.Tensor]) -> list[np.ndarray]:
+        outputs = run_batch(session, batch)
+        if not _are_predictions(outputs, tuple(batch["input_ids"].shape)):
+            found = ", ".join(f"{value.dtype} {list(value.shape)}" for value in map(np.asarray, outputs))
+            raise UserError(
+                f"for {' x '.join(map(str, batch['input_ids'].shape))} tokens the model gives {found}: no "
+                "floats for each example or token",
+                "give a model that mrem export wrote",
+            )
+        return outputs
+
+    return predict
+
+
+def _are_predictions(outputs: Sequence[Any], tokens: tuple[int, ...]) -> bool:
+    """Whether outputs are (B, N), (B, T, N), or several (B, T)."""
+    if not outputs or not all(isinstance(value, np.ndarray) and value.dtype.kind == "f" for value in outputs):
+        return False
+    shapes = [value.shape for value in outputs]
+    if len(shapes) > 1:
+        return set(shapes) == {tokens}
+    return shapes[0][:1] == tokens[:1] if len(shapes[0]) == 2 else shapes[0][:-1] == tokens
+
+
+def check_alike(title: str, rows: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> None:
+    """Refuse a model whose predictions cannot be compared with those of another for the same examples."""
+    for own, other in zip(rows, reference, strict=True):
+        if own.shape != other.shape:
+            raise UserError(
+                f"{title} gives {' x '.join(map(str, own.shape))} numbers for an example, the model that it "
+                f"is compared with gives {' x '.join(map(str, other.shape))}",
+                "it was exported from another model: export it again",
+            )
 
 
 def with_outputs(model: Path, wanted: Sequence[str]) -> tuple[bytes, Any]:

@@ -21,7 +21,14 @@ from mrem_deploy.data.encoded import Encoded, sorted_batches
 from mrem_deploy.deploy.census import census
 from mrem_deploy.deploy.findings import Findings, OnnxFile, Steadiness, Validation, notes_on, verdict_on
 from mrem_deploy.deploy.providers import ON_CPU, Placement
-from mrem_deploy.deploy.runtime import onnx_predictor, open_session, require, run_batch, with_outputs
+from mrem_deploy.deploy.runtime import (
+    check_alike,
+    onnx_predictor,
+    open_session,
+    require,
+    run_batch,
+    with_outputs,
+)
 from mrem_deploy.evaluate.accuracy import FULL_PRECISION, ONNX, QUANTIZED, Accuracy
 from mrem_deploy.evaluate.agreement import AGREEMENTS
 from mrem_deploy.evaluate.evaluation import BATCH_SIZE, Evaluation
@@ -88,6 +95,9 @@ def examine(
         evaluation.adopt(QUANTIZED, some)
     if FULL_PRECISION in first.predictions:
         compared[FULL_PRECISION] = evaluation
+    for reference, predicted in compared.items():
+        for split in predicted.splits.values():
+            check_alike(str(model), split.predictions[ONNX], split.predictions[reference])
     counted = census(model, first.encoded.batch(batches[-1]), threads, where)
     return Findings(
         file=describe_file(model),
@@ -207,7 +217,7 @@ def onnx_layer_errors(
         layers = {
             layer: whole.unshifted(found[name], block)[mask]
             for block, (layer, name) in enumerate(values.items())
-            if name in found
+            if name in found and found[name].shape == (*mask.shape, quantized.config.hidden_size)
         }
         last = [value for name, value in found.items() if name not in values.values()]
         masked = [value[mask] if result.per_token else value for value in last]

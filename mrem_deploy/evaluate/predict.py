@@ -54,6 +54,11 @@ def predict(
     for indices in track(sorted_batches(encoded.lengths, batch_size), label):
         batch = encoded.batch(indices)
         outputs = predictor(batch)
+        if pooling is not None and outputs[0].ndim != 3:
+            raise UserError(
+                "the model gives no vectors of tokens, which an embedding is made of",
+                "give a model for feature-extraction",
+            )
         if pooling is not None:
             values: Sequence[np.ndarray] = list(pooling(outputs[0], batch["attention_mask"].numpy()))
         elif len(outputs) > 1 or outputs[0].ndim == 3:

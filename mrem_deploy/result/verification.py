@@ -61,7 +61,7 @@ def verify(folder: Path) -> list[Check]:
 
 
 def _result_checks(folder: Path) -> Iterator[Check]:
-    frozen, check = _model_check(folder)
+    frozen, has_digests, check = _model_check(folder)
     yield check
     yield _tokenizer_check(folder)
     readers: dict[str, Callable[[Path], object]] = {
@@ -73,9 +73,11 @@ def _result_checks(folder: Path) -> Iterator[Check]:
     for name, reader in readers.items():
         if (folder / name).exists():
             yield Check(name, "readable", _problems(reader, folder))
+    exported = _exported(folder, frozen)
     for path in sorted([*folder.glob("*.onnx"), *folder.glob("onnx/*.onnx")]):
-        yield _onnx_check(folder, path.relative_to(folder), frozen)
-    for name in _exported(folder, frozen):
+        file = path.relative_to(folder)
+        yield _onnx_check(folder, file, frozen, has_digests and file.as_posix() in exported)
+    for name in exported:
         if not (folder / name).exists():
             yield Check(name, "there", (f"{name} is missing; the run that wrote this folder exported it",))
 
@@ -114,20 +116,21 @@ def _exported(folder: Path, frozen: FrozenModel | None) -> list[str]:
     return sorted({*found, *([reported.file] if reported is not None and reported.file in known else [])})
 
 
-def _model_check(folder: Path) -> tuple[FrozenModel | None, Check]:
+def _model_check(folder: Path) -> tuple[FrozenModel | None, bool, Check]:
+    """The model if nothing is wrong with it, and whether it was written with digests."""
     what = f"{TENSORS}, {MANIFEST} and {gate.CONFIG}"
     try:
         gate.check_links(folder)
         found = inspect(folder)
     except UserError as error:
-        return None, Check(what, "readable", (error.problem,))
+        return None, False, Check(what, "readable", (error.problem,))
     how = (
         "SHA-256, types, shapes and ranges"
         if found.has_digests
         else ("types, shapes and ranges; an earlier release wrote it, without SHA-256")
     )
     frozen = None if found.findings else found.frozen
-    return frozen, Check(what, f"{found.tensors} tensors: {how}", found.findings)
+    return frozen, found.has_digests, Check(what, f"{found.tensors} tensors: {how}", found.findings)
 
 
 def _tokenizer_check(folder: Path) -> Check:
@@ -141,7 +144,7 @@ def _tokenizer_check(folder: Path) -> Check:
     return Check("tokenizer", "readable", _problems(read, folder))
 
 
-def _onnx_check(folder: Path, file: Path, frozen: FrozenModel | None) -> Check:
+def _onnx_check(folder: Path, file: Path, frozen: FrozenModel | None, must_have_digests: bool) -> Check:
     path, name = folder / file, file.as_posix()
     try:
         gate.inside(folder, file.parts[0])
@@ -150,6 +153,9 @@ def _onnx_check(folder: Path, file: Path, frozen: FrozenModel | None) -> Check:
         return Check(name, "readable", (f"{name} cannot be read: {error}",))
     if origin.changed is None and not _is_graph(path):
         return Check(name, "readable", (f"{name} is not a complete ONNX file",))
+    if origin.changed is None and must_have_digests:
+        problem = f"{name} lacks its SHA-256, with which the run that wrote this folder exported it"
+        return Check(name, "SHA-256", (problem,))
     if origin.changed is None:
         return Check(name, "nothing: an earlier release or another tool wrote it, without SHA-256")
     findings = [f"{name} has changed since it was exported"] if origin.changed else []

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import psutil
@@ -143,18 +144,21 @@ class ActivationCache:
     def _mapped(self, where: Path, shape: tuple[int, int]) -> torch.Tensor:
         """A tensor in a separate file.
 
-        The space is reserved now, because a disk that fills up later would end the process. The file's
-        name is removed at once where the system allows it, so that a kill leaves nothing behind.
+        The space is reserved now, because a disk that fills up later would end the process. The file has no
+        name where the system allows that, so that a kill leaves nothing behind.
         """
-        handle, name = tempfile.mkstemp(prefix="mrem-cache-", suffix=".bin", dir=where)
-        self._files.append(Path(name))
-        with os.fdopen(handle, "r+b") as file:
+        with self._nameless(where) as file:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, shape[0] * shape[1] * BYTES_PER_VALUE)
             values = np.memmap(file, dtype=np.float32, mode="r+" if file.seek(0, 2) else "w+", shape=shape)
-        if os.name == "posix":
-            self._remove_files()
         return torch.from_numpy(values)
+
+    def _nameless(self, where: Path) -> IO[bytes]:
+        if os.name == "posix":
+            return tempfile.TemporaryFile(prefix="mrem-cache-", suffix=".bin", dir=where)
+        handle, name = tempfile.mkstemp(prefix="mrem-cache-", suffix=".bin", dir=where)
+        self._files.append(Path(name))
+        return os.fdopen(handle, "r+b")
 
     def _remove_files(self) -> None:
         while self._files:

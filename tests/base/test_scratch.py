@@ -131,3 +131,28 @@ def test_a_file_is_left_alone_while_its_owner_lives(tmp_path: Path) -> None:
             [file, tmp_path / ".x.new-folder", tmp_path / ".x.new-link"]
         )
     assert not file.exists()
+
+
+def test_the_temporary_folder_is_chosen_without_a_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python tries a folder by a file in it, under any name: after a kill nobody knows whose it is."""
+    (tmp_path / "file").touch()
+    (tmp_path / "good").mkdir()
+    made: list[str] = []
+    opened = os.open
+    monkeypatch.setattr(os, "open", lambda path, *rest: made.append(os.fspath(path)) or opened(path, *rest))
+    for first in ("good", "file", "missing"):
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        monkeypatch.setenv("TMPDIR", str(tmp_path / first))
+        monkeypatch.setenv("TEMP", str(tmp_path / "good"))
+        scratch.settle_temporary_folder()
+        assert tempfile.gettempdir() == str(tmp_path / "good")
+    named = {path for path in made if Path(path).parent == tmp_path / "good"}
+    assert not named or not hasattr(os, "O_TMPFILE")
+
+
+def test_a_temporary_folder_that_was_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/chosen")
+    scratch.settle_temporary_folder()
+    assert tempfile.tempdir == "/chosen"

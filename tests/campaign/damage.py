@@ -19,6 +19,7 @@ READERS = {"load": 50, "verify": 22, "export": 12, "resume": 10, "validate": 5, 
 RESULTS = ("mrem-s-onnx", "ptq")
 INTERRUPTED = ("mrem-s", "mrem-s-auto", "rem", "qat", "finetune", "mrem-p-lock-step")
 MODEL = ("mrem.json", "mrem.safetensors", "config.json")  # what decides the model
+VALIDATED = "model.onnx"  # by `mrem validate` without options
 QUICK = "--quick --rounds 1 --warmup 1 --loads 1 --shapes 1x8 --threads 1 --device cpu"
 
 
@@ -130,7 +131,13 @@ def _validate(shop: Workshop, original: Path, folder: Path, place: Place, outcom
     ended = run_command(["validate", str(folder), "--max-drop", "100", "--threads", "1"], place)
     if not _ended(outcome, ended, (judge.DONE, judge.FAILED, judge.REFUSED)):
         return
-    if findings(folder) != json.loads(_remembered(shop, f"validate-{original.parent.parent.name}")):
+    found = findings(folder)
+    expected = json.loads(_remembered(shop, f"validate-{original.parent.parent.name}"))
+    if set(found["remarks"]) - set(expected["remarks"]):
+        outcome.result = "said"  # that something is not as it was
+    elif not same_content(original / VALIDATED, folder / VALIDATED):
+        outcome.blame(SILENT, "another ONNX file is validated without a word")
+    elif found != expected:
         outcome.blame(SILENT, "other numbers are reported")
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.campaign.graphs import change_graph
+
 DEEP = 4000  # levels of lists in a list
 HOSTILE: tuple[Any, ...] = (
     None,
@@ -49,6 +51,8 @@ def mutate(folder: Path, files: list[str], draw: random.Random) -> str:
         choices += [change_json] * 5
     if path.suffix == ".safetensors":
         choices += [change_tensors] * 5
+    if path.suffix == ".onnx":
+        choices += [change_graph] * 5
     return f"{name}: {draw.choice(choices)(path, draw)}"
 
 

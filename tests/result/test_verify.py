@@ -182,15 +182,37 @@ def test_an_onnx_file_of_another_result(
     assert "exported from another result" in told
 
 
-def test_an_onnx_file_of_an_earlier_release(result: Path, verify: Verify) -> None:
-    model = onnx.load(result / "model.onnx")
+def forget_digests(path: Path) -> None:
+    model = onnx.load(path)
     kept = [entry for entry in model.metadata_props if entry.key not in (RESULT, FILE)]
     del model.metadata_props[:]
     model.metadata_props.extend(kept)
-    onnx.save(model, result / "model.onnx")
+    onnx.save(model, path)
+
+
+def test_an_onnx_file_of_another_tool(result: Path, verify: Verify) -> None:
+    forget_digests(result / "model.onnx")
     code, told = verify(result)
     assert code == 0
     assert "model.onnx (nothing: an earlier release or another tool wrote it" in told
+
+
+def test_an_onnx_file_that_has_lost_its_digests(result: Path, verify: Verify) -> None:
+    """The run exported it, and everything that it wrote has digests: so this is another file by now."""
+    Metrics(onnx=Onnx(file="model.onnx", profile="ort-cpu")).write(result)
+    assert verify(result)[0] == 0
+    forget_digests(result / "model.onnx")
+    code, told = verify(result)
+    assert code == 1
+    assert "model.onnx lacks its SHA-256" in told
+
+
+def test_an_onnx_file_of_an_earlier_release(result: Path, verify: Verify) -> None:
+    Metrics(onnx=Onnx(file="model.onnx", profile="ort-cpu")).write(result)
+    forget_digests(result / "model.onnx")
+    manifest = json.loads((result / MANIFEST).read_text())
+    (result / MANIFEST).write_text(json.dumps({k: v for k, v in manifest.items() if k != "digests"}))
+    assert verify(result)[0] == 0
 
 
 def test_export_refuses_a_damaged_folder(

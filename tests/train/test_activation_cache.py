@@ -112,6 +112,23 @@ def test_a_kill_leaves_no_files(tmp_path: Path) -> None:
     made.close()
 
 
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system reserves no space")
+def test_a_kill_while_the_space_is_reserved_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That may take minutes: some file systems write every byte for it."""
+    seen: list[list[Path]] = []
+    reserve = os.posix_fallocate
+
+    def look(*given: int) -> None:
+        seen.append(list(tmp_path.iterdir()))
+        reserve(*given)
+
+    monkeypatch.setattr(os, "posix_fallocate", look)
+    ActivationCache(LENGTHS, WIDTH, ON_DISK, tmp_path).close()
+    assert seen == [[], []]
+
+
 def test_space_is_reserved_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
