@@ -127,6 +127,8 @@ def validate(settings: Settings) -> Validation:
     from mrem_deploy.models.loading import load_tokenizer
     from mrem_deploy.models.sentence_files import sentence_files
     from mrem_deploy.quant.frozen import FrozenModel, build
+    from mrem_deploy.result import RECIPE
+    from mrem_deploy.result.recipe_file import recipe_has_changed
 
     folder = settings.folder
     frozen = FrozenModel.read(folder)
@@ -156,6 +158,8 @@ def validate(settings: Settings) -> Validation:
     if problem is not None:
         accuracy = _with_original(accuracy, folder, settings, problem)
     notes = origin_notes(found.file, frozen, folder)
+    if recipe_has_changed(folder / RECIPE):
+        notes.append(f"{RECIPE} has changed since it was written; it names the data and the examples")
     if problem is not None:
         notes.append(f"full precision is quoted from metrics.json: {problem.problem}")
     result = validation.validated(
@@ -208,10 +212,11 @@ def onnx_file(settings: Settings) -> Path:
 def recipe_of(settings: Settings) -> Recipe:
     """The recipe of the folder, with the options of this call."""
     from mrem_deploy.recipe import from_yaml, make_recipe
+    from mrem_deploy.result import RECIPE
 
-    path = settings.folder / "recipe.yaml"
+    path = settings.folder / RECIPE
     if not path.is_file():
-        raise UserError(f"{settings.folder} has no recipe.yaml", "copy the whole result folder again")
+        raise UserError(f"{settings.folder} has no {RECIPE}", "copy the whole result folder again")
     recipe = make_recipe(from_yaml(path))
     given = {name: getattr(settings, name) for name in ("eval_size", "data", "eval_data", "model")}
     return replace(recipe, **{name: value for name, value in given.items() if value is not None})

@@ -23,6 +23,7 @@ from mrem_deploy.quant.frozen import FrozenModel, inspect
 from mrem_deploy.result import RECIPE, History, Metrics
 from mrem_deploy.result.history import HISTORY
 from mrem_deploy.result.metrics import METRICS
+from mrem_deploy.result.recipe_file import recipe_has_changed
 from mrem_deploy.train.checkpoint import IDENTITY, MARKER, identity_digest
 from mrem_deploy.train.checkpoint_file import START_OVER, read_checkpoint
 
@@ -68,11 +69,12 @@ def _result_checks(folder: Path) -> Iterator[Check]:
         METRICS: Metrics.read,
         HISTORY: History.read,
         EXAMPLES: read_examples,
-        RECIPE: _read_recipe,
     }
     for name, reader in readers.items():
         if (folder / name).exists():
             yield Check(name, "readable", _problems(reader, folder))
+    if (folder / RECIPE).exists():
+        yield _recipe_check(folder)
     exported = _exported(folder, frozen)
     for path in sorted([*folder.glob("*.onnx"), *folder.glob("onnx/*.onnx")]):
         file = path.relative_to(folder)
@@ -95,6 +97,13 @@ def _read_recipe(folder: Path) -> Recipe:
     from mrem_deploy.recipe import from_yaml, make_recipe
 
     return make_recipe(from_yaml(folder / RECIPE))
+
+
+def _recipe_check(folder: Path) -> Check:
+    problems = _problems(_read_recipe, folder)
+    if not problems and recipe_has_changed(folder / RECIPE):
+        problems = (f"{RECIPE} has changed since it was written",)
+    return Check(RECIPE, "readable, SHA-256", problems)
 
 
 def _exported(folder: Path, frozen: FrozenModel | None) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.base.files import atomic_folder, write_text
+from mrem_deploy.base.files import atomic_folder
 from mrem_deploy.base.machine import describe_machine
 from mrem_deploy.base.units import MIB
 from mrem_deploy.evaluate.examples import write_examples
@@ -18,6 +18,7 @@ from mrem_deploy.quant.frozen import FrozenModel
 from mrem_deploy.recipe import Recipe, parse_epochs
 from mrem_deploy.report.page import write_report
 from mrem_deploy.result import RECIPE, HeldOut, History, Metrics, Onnx, Parallel, Qat, Result, Sizes
+from mrem_deploy.result.recipe_file import write_recipe
 from mrem_deploy.walk.loading import Loaded
 from mrem_deploy.walk.scoring import score
 from mrem_deploy.walk.state import Run
@@ -42,7 +43,7 @@ def publish(
     recipe, evaluation = run.recipe, loaded.evaluation
     with atomic_folder(run.out) as folder:
         frozen.save(folder, loaded.tokenizer, loaded.sentences.files if loaded.sentences else None)
-        write_text(folder / RECIPE, recipe.to_yaml())
+        write_recipe(folder / RECIPE, recipe)
         model = export(folder, run.profiles, frozen) if run.profiles else None
         onnx = score(recipe, evaluation, quantized, model)
         metrics = measured(run, loaded, trained, sizes(frozen, folder, onnx), onnx, frozen.hot_rows)

@@ -18,6 +18,7 @@ from tests.campaign.workshop import JOBS, OUT, Workshop, check_result, copy_tree
 READERS = {"load": 50, "verify": 22, "export": 12, "resume": 10, "validate": 5, "latency": 1}  # percent
 RESULTS = ("mrem-s-onnx", "ptq")
 INTERRUPTED = ("mrem-s", "mrem-s-auto", "rem", "qat", "finetune", "mrem-p-lock-step")
+SEALED = "recipe.yaml"  # has a digest, but does not decide the model
 MODEL = ("mrem.json", "mrem.safetensors", "config.json")  # what decides the model
 VALIDATED = "model.onnx"  # by `mrem validate` without options
 QUICK = "--quick --rounds 1 --warmup 1 --loads 1 --shapes 1x8 --threads 1 --device cpu"
@@ -49,8 +50,12 @@ def _targets(original: Path, reader: str, draw: random.Random) -> list[str]:
     return [*MODEL, *(onnx if reader in ("verify", "validate") else [])]
 
 
-def _unchanged(original: Path, folder: Path, also_onnx: bool = False) -> bool:
-    names = [*MODEL, *([path.name for path in original.glob("*.onnx")] if also_onnx else [])]
+def _unchanged(original: Path, folder: Path, also_others: bool = False) -> bool:
+    """also_others: what has a digest without deciding the model. A result may be without a recipe."""
+    names = list(MODEL)
+    if also_others:
+        names += [path.name for path in original.glob("*.onnx")]
+        names += [SEALED] if (folder / SEALED).exists() else []
     return all(same_content(original / name, folder / name) for name in names)
 
 
@@ -120,7 +125,7 @@ def _export(shop: Workshop, original: Path, folder: Path, place: Place, outcome:
 def _verify(shop: Workshop, original: Path, folder: Path, place: Place, outcome: Outcome) -> None:
     ended = run_command(["verify", str(folder)], place)
     done = _ended(outcome, ended, (judge.DONE, judge.FAILED, judge.REFUSED))
-    if done and not _unchanged(original, folder, also_onnx=True):
+    if done and not _unchanged(original, folder, also_others=True):
         outcome.blame(SILENT, "verify finds nothing")
     if ended.code == judge.FAILED and "DAMAGED" not in ended.out:
         outcome.blame("wrong message", "verify does not say what is damaged")

@@ -23,7 +23,9 @@ from mrem_deploy.export.origin import FILE, RESULT, origin_of, seal
 from mrem_deploy.quant.artifact import CONFIG, MANIFEST, TENSORS
 from mrem_deploy.quant.frozen import FrozenModel, freeze
 from mrem_deploy.quant.spec import QuantSpec
-from mrem_deploy.result import RECIPE, Metrics, Onnx
+from mrem_deploy.recipe import Recipe, from_yaml, make_recipe
+from mrem_deploy.result import RECIPE, Metrics, Onnx, verification
+from mrem_deploy.result.recipe_file import write_recipe
 from mrem_deploy.train.checkpoint import CheckpointStore
 
 HEAD = "sequence-classification"
@@ -153,6 +155,30 @@ def test_a_users_mistake(result: Path, verify: Verify, place: str, says: str) ->
     assert code == 2
     assert says in told
     assert "→" in told
+
+
+def test_every_flipped_bit_of_the_recipe_is_reported(result: Path, verify: Verify) -> None:
+    path, draw = result / RECIPE, random.Random(2)
+    write_recipe(path, Recipe(model="m", task="sst2", data="d", out="o"))
+    assert verify(result)[0] == 0
+    assert make_recipe(from_yaml(path)) == Recipe(model="m", task="sst2", data="d", out="o")
+    whole = path.read_bytes()
+    bits = [
+        *range(8 * 80),
+        *(draw.randrange(8 * len(whole)) for _ in range(FLIPS)),
+    ]
+    for bit in bits:
+        flip(path, bit)
+        assert verification._recipe_check(result).findings, f"bit {bit} went unnoticed"
+        path.write_bytes(whole)
+    for kept in (0, 1, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:kept])
+        assert verify(result)[0] == 1, f"the cut after {kept} bytes went unnoticed"
+
+
+def test_a_recipe_of_an_earlier_release(result: Path, verify: Verify) -> None:
+    (result / RECIPE).write_text(Recipe(model="m", task="sst2", data="d", out="o").to_yaml())
+    assert verify(result)[0] == 0
 
 
 # -- ONNX --------------------------------------------------------------------------------------------------
