@@ -23,7 +23,7 @@ const Kernels& choose() {
     const char* wanted = std::getenv(kVariable);
     if (wanted != nullptr && *wanted != '\0') {
         try {
-            return find_target(wanted);
+            return named_target(wanted);
         } catch (const std::invalid_argument& problem) {
             throw std::invalid_argument(std::string(kVariable) + ": " + problem.what());
         }
@@ -57,6 +57,12 @@ const Kernels& find_target(const std::string& name) {
                                     ", which this processor or its operating system does not support");
     }
     throw std::invalid_argument("there is no CPU target \"" + name + "\"; this build has " + names());
+}
+
+const Kernels& named_target(const std::string& name) {
+    if (name == "avxvnni") return find_target("avx2");
+    if (name == "avx512vnni" || name == "amx") return find_target("avx512");
+    return find_target(name);
 }
 
 const Kernels& active_kernels() {

@@ -22,7 +22,11 @@ const std::vector<Target>& targets();
 // Throws std::invalid_argument with a message for people if there is no such target or it cannot run here.
 const Kernels& find_target(const std::string& name);
 
-// The kernels in use. Decided at the first call; throws as find_target does if MREM_CPU_TARGET is wrong.
+// The same for a name in MREM_CPU_TARGET, which the CPU runtime (kernels/runtime) reads too: its names mean
+// the kernels here for such a processor, "avxvnni" those of "avx2", "avx512vnni" and "amx" those of "avx512".
+const Kernels& named_target(const std::string& name);
+
+// The kernels in use. Decided at the first call; throws as named_target does if MREM_CPU_TARGET is wrong.
 const Kernels& active_kernels();
 
 // Switches all threads to that target; throws as find_target does.

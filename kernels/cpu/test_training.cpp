@@ -220,6 +220,16 @@ void check_dispatch() {
     const mrem::Kernels& active = mrem::active_kernels();
     check(&mrem::find_target(active.name) == &active, "the active target is on the list", active, 0);
     check(mrem::targets().back().kernels == &mrem::kScalarKernels, "scalar comes last", active, 0);
+    for (const mrem::Target& target : mrem::targets()) {
+        if (!target.supported(mrem::cpu_features())) continue;
+        const std::string name = target.kernels->name;
+        std::vector<std::string> names = {name};  // and those of the runtime that mean the same
+        if (name == "avx2") names.push_back("avxvnni");
+        if (name == "avx512") names.insert(names.end(), {"avx512vnni", "amx"});
+        for (const std::string& each : names) {
+            check(&mrem::named_target(each) == target.kernels, "a name in MREM_CPU_TARGET", active, 0);
+        }
+    }
     bool refused = false;
     try {
         mrem::use_target("sse9");

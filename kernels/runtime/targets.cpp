@@ -62,17 +62,30 @@ const Target* find_target(const std::string& name, std::string* problem) {
     return nullptr;
 }
 
+const Target& best_target() {
+    for (const Target& target : targets()) {
+        if (target.supported()) return target;
+    }
+    return targets().back();
+}
+
+const Target* named_target(const std::string& name, std::string* problem) {
+    if (name != "avx512") return find_target(name, problem);
+    if (cpu_features().avx512f()) return &best_target();
+    *problem =
+        "the CPU target \"avx512\" needs AVX-512 Foundation, which this processor or its operating system "
+        "does not support";
+    return nullptr;
+}
+
 const Target* choose_target(std::string* problem) {
     const char* wanted = std::getenv(kVariable);
     if (wanted != nullptr && *wanted != '\0') {
-        const Target* found = find_target(wanted, problem);
+        const Target* found = named_target(wanted, problem);
         if (found == nullptr) *problem = std::string(kVariable) + ": " + *problem;
         return found;
     }
-    for (const Target& target : targets()) {
-        if (target.supported()) return &target;
-    }
-    return &targets().back();
+    return &best_target();
 }
 
 const Target& current_target() {

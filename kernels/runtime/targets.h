@@ -26,8 +26,15 @@ const std::vector<Target>& targets();
 // Whether this process may use AMX; asks the operating system at the first call.
 bool amx_permitted();
 
+// The first that can run here.
+const Target& best_target();
+
 // Null, with the reason in `problem`, if there is no such target or it cannot run here.
 const Target* find_target(const std::string& name, std::string* problem);
+
+// The same for a name in MREM_CPU_TARGET, which the training extension (kernels/cpu) reads too. Its name
+// "avx512" means the best target here of a processor that has AVX-512 Foundation.
+const Target* named_target(const std::string& name, std::string* problem);
 
 // The target that MREM_CPU_TARGET names, or the best. Null, with the reason, if the name is wrong.
 const Target* choose_target(std::string* problem);

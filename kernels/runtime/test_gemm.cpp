@@ -157,6 +157,21 @@ void check_refusals() {
           "names");
 }
 
+// Names that the training extension has, for both read MREM_CPU_TARGET.
+void check_shared_names() {
+    std::string problem;
+    const Target* wide = named_target("avx512", &problem);
+    check(mrem::cpu_features().avx512f() ? wide == &best_target()
+                                         : problem.find("AVX-512 Foundation") != std::string::npos,
+          "avx512 is the best target of a processor that has it");
+    for (const Target& target : targets()) {
+        check(named_target(target.name(), &problem) == (target.supported() ? &target : nullptr), "own names");
+    }
+    for (const char* unknown : {"sse9", "AVX512", "avx512 ", ""}) {
+        check(named_target(unknown, &problem) == nullptr, "other names are errors");
+    }
+}
+
 }  // namespace
 
 int main(int argc, char**) {
@@ -165,6 +180,7 @@ int main(int argc, char**) {
     check_layout();
     check_runs();
     check_refusals();
+    check_shared_names();
     const Coding codings[] = {{2, 1, -1}, {2, 2, -3}, {4, 1, -8}, {8, 1, -128}, {4, 16, -120}, {2, 85, -128}};
     for (const Target* each : runnable_targets()) {
         const Target& target = *each;

@@ -178,6 +178,10 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_the_cpu_target_is_chosen_by_the_environment() -> None:
     code = "from mrem_deploy.kernels import backends; print(backends.active_target())"
     assert run(code, MREM_CPU_TARGET="scalar").stdout.strip() == "scalar"
+    own = {"avxvnni": "avx2", "avx512vnni": "avx512", "amx": "avx512"}  # the CPU runtime's names, and ours
+    runs = backends.extension().module.targets()  # type: ignore[union-attr]
+    for name in (name for name, ours in own.items() if runs.get(ours)):
+        assert run(code, MREM_CPU_TARGET=name).stdout.strip() == own[name]
     code = "from mrem_deploy.base import cli; from mrem_deploy.kernels.__main__ import main; "
     wrong = run(f"import sys; {code}sys.exit(cli.run(main, []))", MREM_CPU_TARGET="sse9")
     assert wrong.returncode == 2, wrong.stderr
