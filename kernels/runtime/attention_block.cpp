@@ -36,20 +36,25 @@ void AttentionBlock::run_span(const float* hidden, const Tokens& tokens, Span sp
     std::uint8_t* codes = arrays.at(codes_slot);
     float *qkv = arrays.at(qkv_slot), *sum = arrays.at(sum_slot);
 
-    by_rows(pool, rows, [&](std::size_t first, std::size_t last) {
-        quantize_rows(floats, hidden, index, first, last, shape_.x, x);
+    const auto part_of = [&](std::size_t first, std::size_t last) {
+        return CodeRows{x.codes + first * x.stride, last - first, width, x.stride};
+    };
+    by_spans(pool, rows, [&](std::size_t begin, std::size_t end, Pool& inner) {
+        by_rows(inner, end - begin, [&](std::size_t first, std::size_t last) {
+            quantize_rows(floats, hidden, index, begin + first, begin + last, shape_.x, x);
+        });
+        if (shape_.integers) {
+            const Grid grids[3] = {shape_.q, shape_.k, shape_.v};
+            CodeSink sink(floats, grids, width, false, codes + begin * qkv_stride, qkv_stride);
+            multiply(target_, qkv_, part_of(begin, end), inner, sink);
+        } else {
+            FloatSink sink(qkv + begin * qkv_stride, qkv_stride, true);
+            multiply(target_, qkv_, part_of(begin, end), inner, sink);
+        }
     });
-    if (shape_.integers) {
-        const Grid grids[3] = {shape_.q, shape_.k, shape_.v};
-        CodeSink sink(floats, grids, width, false, codes, qkv_stride);
-        multiply(target_, qkv_, x, pool, sink);
-    } else {
-        FloatSink sink(qkv, qkv_stride, true);
-        multiply(target_, qkv_, x, pool, sink);
-    }
 
     const std::size_t heads = shape_.heads, head = width / heads;
-    const CodeRows& context = x;  // no longer needed
+    const CodeRows& context = x;  // its codes are no longer needed
     share(pool, sequences * heads, [&](std::size_t task) {
         const std::size_t s = task / heads, first = offsets[s] - offsets[0], column = task % heads * head;
         const std::size_t count = offsets[s + 1] - offsets[s];
@@ -64,13 +69,15 @@ void AttentionBlock::run_span(const float* hidden, const Tokens& tokens, Span sp
                    {q, q + width, q + 2 * width, qkv_stride, count, head, to, context.stride});
         }
     });
-    FloatSink sums(sum, padded, true);
-    multiply(target_, out_, context, pool, sums);
-    by_rows(pool, rows, [&](std::size_t first, std::size_t last) {
-        for (std::size_t row = first; row < last; ++row) {
-            floats.layer_norm(sum + row * padded, hidden + index[row] * width, width, shape_.gamma,
-                              shape_.beta, shape_.epsilon, y + index[row] * width);
-        }
+    by_spans(pool, rows, [&](std::size_t begin, std::size_t end, Pool& inner) {
+        FloatSink sums(sum + begin * padded, padded, true);
+        multiply(target_, out_, part_of(begin, end), inner, sums);
+        by_rows(inner, end - begin, [&](std::size_t first, std::size_t last) {
+            for (std::size_t row = begin + first; row < begin + last; ++row) {
+                floats.layer_norm(sum + row * padded, hidden + index[row] * width, width, shape_.gamma,
+                                  shape_.beta, shape_.epsilon, y + index[row] * width);
+            }
+        });
     });
 }
 

@@ -10,6 +10,13 @@ namespace mrem::runtime {
 // enough that all its codes stay in the second cache.
 constexpr std::size_t kSpanRows = 128;
 
+// Fewer rows are not worth unpacking all weights once more for them.
+constexpr std::size_t kPartRows = 48;
+
+// How many spans to make of rows that are independent: a multiple of the threads, if that leaves enough rows
+// in each. A thread then does every stage for its own rows, and their codes stay in its own cache.
+std::size_t spans_of_rows(std::size_t rows, std::size_t threads);
+
 // Whole sequences, about kSpanRows rows in each span.
 std::vector<Span> spans_of(const Tokens& tokens);
 
@@ -31,6 +38,15 @@ void for_spans(Pool& pool, std::size_t spans, const Body& body) {
         return;
     }
     for (std::size_t span = 0; span < spans; ++span) body(span, pool);
+}
+
+// body(first, last, pool) for spans of rows that are independent.
+template <class Body>
+void by_spans(Pool& pool, std::size_t rows, const Body& body) {
+    const std::size_t spans = spans_of_rows(rows, pool.threads());
+    for_spans(pool, spans, [&](std::size_t span, Pool& inner) {
+        body(rows * span / spans, rows * (span + 1) / spans, inner);
+    });
 }
 
 // body(first, last) for runs of rows, shared by the threads.

@@ -31,6 +31,11 @@ std::vector<Span> spans_of(const Tokens& tokens) {
     return spans;
 }
 
+std::size_t spans_of_rows(std::size_t rows, std::size_t threads) {
+    const std::size_t spans = ceil_div(rows, kSpanRows), shared = round_up(spans, threads);
+    return rows >= kPartRows * shared ? shared : spans;
+}
+
 bool worth_sharing_whole(std::size_t tasks, std::size_t threads) {
     return threads > 1 && (tasks % threads == 0 || tasks >= 4 * threads);
 }
@@ -45,8 +50,8 @@ LowBitLinear::LowBitLinear(const LinearShape& shape, const Target& target)
     : target_(target), x_(shape.x), weight_(target, shape.weight, shape.x) {}
 
 void LowBitLinear::run(const float* x, std::size_t rows, Pool& pool, float* y) const {
-    const std::size_t stride = stride_of(weight_.inputs()), spans = ceil_div(rows, kSpanRows);
-    const auto run_rows = [&](std::size_t first, std::size_t last, Pool& inner) {
+    const std::size_t stride = stride_of(weight_.inputs());
+    by_spans(pool, rows, [&](std::size_t first, std::size_t last, Pool& inner) {
         Lease lease;
         Arrays arrays;
         const auto codes_slot = arrays.add<std::uint8_t>((last - first) * stride);
@@ -55,9 +60,6 @@ void LowBitLinear::run(const float* x, std::size_t rows, Pool& pool, float* y) c
         quantize_rows(*target_.floats, x + first * codes.width, nullptr, 0, codes.rows, x_, codes);
         FloatSink sink(y + first * weight_.outputs(), weight_.outputs(), false);
         multiply(target_, weight_, codes, inner, sink);
-    };
-    for_spans(pool, spans, [&](std::size_t span, Pool& inner) {
-        run_rows(rows * span / spans, rows * (span + 1) / spans, inner);
     });
 }
 

@@ -12,9 +12,7 @@ void FeedForwardBlock::run(const float* hidden, const std::int64_t* mask, std::s
                            std::size_t tokens, Pool& pool, float* y) const {
     const Tokens real(mask, batch, tokens);
     clear_padding(mask, batch * tokens, shape_.hidden, y);
-    const std::size_t rows = real.index.size(), spans = ceil_div(rows, kSpanRows);
-    for_spans(pool, spans, [&](std::size_t span, Pool& inner) {
-        const std::size_t first = rows * span / spans, last = rows * (span + 1) / spans;
+    by_spans(pool, real.index.size(), [&](std::size_t first, std::size_t last, Pool& inner) {
         run_rows(hidden, real.index.data() + first, last - first, inner, y);
     });
 }

@@ -151,6 +151,10 @@ int main() {
         check_attention(target, 32, 2, large, codings[2], true, true, random);
         check_feed_forward(target, 32, 48, large, codings[0], random);
         check_attention(target, 32, 2, single, codings[2], true, true, random);
+        const Batch one = batch_of(1, 150, 0, random);  // its rows are cut among two threads and three
+        check_attention(target, 32, 2, one, codings[0], true, true, random);
+        check_attention(target, 32, 2, one, codings[3], false, true, random);
+        check_feed_forward(target, 32, 48, one, codings[1], random);
         check_attention(target, 32, 2, batch_of(0, 5, 0, random), codings[2], true, true, random);
         check_feed_forward(target, 32, 48, batch_of(5, 0, 0, random), codings[2], random);
         for (const std::size_t rows : {0, 1, 2, 40, 300}) check_linear(target, rows, 70, 35, random);
