@@ -1,6 +1,7 @@
 // Measures the integer products of every target that this machine can run: billions of multiplications per
-// second, and what part that is of the limit of its registers, measured right before by the target's own
-// multiply instructions without any memory. Every product is compared with the plain one before it is timed.
+// second, and what part that is of what is attainable, measured right before: the target's own
+// multiplications and additions on registers, and for sums of 16 bits their widening after as many steps as
+// these weights allow on average (proof.h). Every product is compared with the plain one before it is timed.
 //
 //     bench_gemm [target] [bits] [rows]
 #include <algorithm>
@@ -39,6 +40,23 @@ double fastest(double seconds, const Body& body) {
     return best;
 }
 
+// Quads per run of 16-bit sums, on average; 0 where there are none.
+int mean_run(const Target& target, const Weights& weights) {
+    const Blocks blocks = blocks_of(*target.gemm, weights.inputs(), weights.coding().bits);
+    const std::size_t all = steps(weights.inputs(), weights.coding().bits) * fields(weights.coding().bits);
+    std::size_t quads = 0, runs = 0;
+    for (std::size_t panel = 0; panel < weights.panel_count(); ++panel) {
+        for (std::size_t block = 0; block < blocks.count; ++block) {
+            const std::uint8_t* run = weights.cuts(panel, block, blocks.count);
+            if (run == nullptr) return 0;
+            const std::size_t end = std::min(all, (block + 1) * blocks.quads) - block * blocks.quads;
+            for (std::size_t at = 0; at < end; at += *run++) ++runs;
+            quads += end;
+        }
+    }
+    return static_cast<int>((quads + runs / 2) / runs);
+}
+
 void verify(const Target& target, const Matrix& w, const Codes& x, std::size_t rows) {
     const Weights weights(target, w.weight(), Grid{0.25f, 128, 0, 255});
     std::vector<float> y(rows * w.out);
@@ -67,10 +85,8 @@ int main(int argc, char** argv) {
         if (!target.supported() || (!only.empty() && only != target.name())) continue;
         for (const Coding& coding : {Coding{2, 1, -1}, Coding{4, 1, -8}, Coding{8, 1, -128}}) {
             if (only_bits != 0 && only_bits != coding.bits) continue;
-            const RegisterLoop loop = register_loop(target.name(), coding.bits == 8);
-            const double limit =
-                loop.run == nullptr ? 0.0 : loop.products / fastest(0.02, [&] { loop.run(); }) * 1e-9;
-            std::printf("%s, %d bits: registers reach %.1f GMAC/s\n", target.name(), coding.bits, limit);
+            std::printf("%s, %d bits: GMAC/s (of multiplications and additions on registers alone%s)\n",
+                        target.name(), coding.bits, target.gemm->cuts ? ", widening included" : "");
             for (const auto& [in, out] : shapes) {
                 Matrix w(in, out, coding, random);
                 if (coding.bits < 8) {  // codes of real grids: -1 to 1, -7 to 7
@@ -82,7 +98,13 @@ int main(int argc, char** argv) {
                         }
                     }
                 }
-                std::printf("  %4zu x %4zu:", in, out);
+                const Weights weights(target, w.weight(), Grid{0.25f, 128, 0, 255});
+                const int run = mean_run(target, weights);
+                const RegisterLoop loop = register_loop(target.name(), run);
+                const double limit =
+                    loop.run == nullptr ? 0.0 : loop.products / fastest(0.02, [&] { loop.run(); }) * 1e-9;
+                std::printf("  %4zu x %4zu: registers %6.1f", in, out, limit);
+                if (run > 0) std::printf(" (runs of %d)", run);
                 for (const std::size_t rows : {1, 8, 32, 128, 1024}) {
                     if (only_rows != 0 && rows != only_rows) continue;
                     Codes x(rows, in);
@@ -92,7 +114,6 @@ int main(int argc, char** argv) {
                         }
                     }
                     verify(target, w, x, rows);
-                    const Weights weights(target, w.weight(), Grid{0.25f, 128, 0, 255});
                     FirstSums sink;
                     const double seconds = fastest(0.02, [&] {
                         for (std::size_t first = 0; first < rows; first += 128) {

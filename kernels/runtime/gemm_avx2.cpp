@@ -2,7 +2,8 @@
 //
 // Light weights (2 and 4 bits): vpmaddubsw adds two products in 16 bits, vpaddw adds such sums, and they are
 // widened to 32 bits only at the end of a run that was proved to fit (proof.h): two instructions for 32
-// products. Heavy operands (8-bit weights, attention): both are widened to 16 bits first, then vpmaddwd.
+// products. Heavy operands (8-bit weights, attention): both are widened to 16 bits first, into the first
+// cache, and vpmaddwd adds two products in 32 bits.
 #include "gemm_avx2.h"
 
 #include "pack_x86.h"
@@ -24,6 +25,31 @@ void add_to(std::int32_t* sums, __m256i value, bool add) {
 // Keeps a compiler from mixing the instructions of several rows, for which there are too few registers.
 inline void finish(__m256i* acc) { __asm__ volatile("" : "+x"(acc[0]), "+x"(acc[1])); }
 
+// One step: R rows by two registers of eight columns. `rows` has four bytes for each row, `stride` apart.
+#define MREM_STEP(multiply, add)                                                \
+    MREM_UNROLLED                                                               \
+    for (int r = 0; r < R; ++r) {                                               \
+        const __m256i x = four_of(rows + static_cast<std::size_t>(r) * stride); \
+        acc[r][0] = add(acc[r][0], multiply(x, w0));                            \
+        finish(acc[r]);                                                         \
+        acc[r][1] = add(acc[r][1], multiply(x, w1));                            \
+        finish(acc[r]);                                                         \
+    }
+
+template <int R>
+inline void step16(__m256i (&acc)[R][2], const std::uint8_t* rows, std::size_t stride, const std::int8_t* b) {
+    const __m256i w0 = load256(b), w1 = load256(b + 32);
+    MREM_STEP(_mm256_maddubs_epi16, _mm256_add_epi16)
+}
+
+template <int R>
+inline void step32(__m256i (&acc)[R][2], const std::uint8_t* rows, std::size_t stride,
+                   const std::int16_t* b) {
+    const __m256i w0 = load256(b), w1 = load256(b + 16);
+    MREM_STEP(_mm256_madd_epi16, _mm256_add_epi32)
+}
+#undef MREM_STEP
+
 // R rows by sixteen columns in runs. Sums of 32 bits stay in memory: there are sixteen registers.
 template <int R>
 void tile_in_runs(const Tile& tile) {
@@ -37,17 +63,15 @@ void tile_in_runs(const Tile& tile) {
         __m256i acc[R][2];
         MREM_UNROLLED
         for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_si256();
-        const std::uint8_t* end = a + kQuad * *run;
-        for (; a != end; a += kQuad, b += kStepBytes) {
-            const __m256i w0 = load256(b), w1 = load256(b + 32);
-            MREM_UNROLLED
-            for (int r = 0; r < R; ++r) {
-                const __m256i x = four_of(a + static_cast<std::size_t>(r) * stride);
-                acc[r][0] = _mm256_add_epi16(acc[r][0], _mm256_maddubs_epi16(x, w0));
-                finish(acc[r]);
-                acc[r][1] = _mm256_add_epi16(acc[r][1], _mm256_maddubs_epi16(x, w1));
-                finish(acc[r]);
-            }
+        for (std::size_t group = *run / kGroup; group > 0; --group) {
+            step16<R>(acc, a, stride, b);
+            step16<R>(acc, a + kQuad, stride, b + kStepBytes);
+            step16<R>(acc, a + 2 * kQuad, stride, b + 2 * kStepBytes);
+            step16<R>(acc, a + 3 * kQuad, stride, b + 3 * kStepBytes);
+            a += 4 * kQuad, b += 4 * kStepBytes;
+        }
+        for (std::size_t quad = *run % kGroup; quad > 0; --quad, a += kQuad, b += kStepBytes) {
+            step16<R>(acc, a, stride, b);
         }
         MREM_UNROLLED
         for (int r = 0; r < R; ++r) {
@@ -59,59 +83,91 @@ void tile_in_runs(const Tile& tile) {
     }
 }
 
-// R <= 4 rows by sixteen columns, both operands in 16 bits: inputs 0 and 2 of a quad, then 1 and 3.
+constexpr std::size_t kRows = 6;    // sums of so many rows stay in registers,
+constexpr std::size_t kTall = 12;   // and a tile has twice as many
+constexpr std::size_t kChunk = 64;  // quads that are widened at a time
+
+// Some quads of both operands as numbers of 16 bits: of each, inputs 0 and 2 and then inputs 1 and 3.
+struct Wide {
+    alignas(32) std::int16_t b[kChunk][2][2 * kPanel];
+    alignas(32) std::uint8_t a[kTall][2][kChunk * kQuad];
+
+    void take_b(const std::int8_t* from, std::size_t quads) {
+        for (std::size_t quad = 0; quad < quads; ++quad, from += kStepBytes) {
+            const __m256i w0 = load256(from), w1 = load256(from + 32);
+            store256(b[quad][0], _mm256_srai_epi16(_mm256_slli_epi16(w0, 8), 8));
+            store256(b[quad][0] + kPanel, _mm256_srai_epi16(_mm256_slli_epi16(w1, 8), 8));
+            store256(b[quad][1], _mm256_srai_epi16(w0, 8));
+            store256(b[quad][1] + kPanel, _mm256_srai_epi16(w1, 8));
+        }
+    }
+    void take_a(const std::uint8_t* from, std::size_t quads, std::size_t row) {
+        const __m128i low = _mm_set1_epi16(255);
+        for (std::size_t i = 0; i < quads * kQuad; i += 16) {
+            const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
+            _mm_store_si128(reinterpret_cast<__m128i*>(a[row][0] + i), _mm_and_si128(x, low));
+            _mm_store_si128(reinterpret_cast<__m128i*>(a[row][1] + i), _mm_srli_epi16(x, 8));
+        }
+    }
+};
+
 template <int R>
-void tile_wide(const Tile& tile) {
-    const std::uint8_t* a = tile.a;
-    const std::int8_t* b = tile.b;
-    const std::size_t stride = tile.a_stride;
-    const __m256i low = _mm256_set1_epi16(255);
+void tile_wide(const Wide& wide, std::size_t row, std::size_t quads, std::int32_t* sums,
+               std::size_t sums_stride, bool add) {
+    constexpr std::size_t kStride = sizeof wide.a[0];
     __m256i acc[R][2];
     MREM_UNROLLED
     for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_si256();
-    for (std::size_t quad = 0; quad < tile.quads; ++quad, a += kQuad, b += kStepBytes) {
-        const __m256i w0 = load256(b), w1 = load256(b + 32);
-        const __m256i even0 = _mm256_srai_epi16(_mm256_slli_epi16(w0, 8), 8), odd0 = _mm256_srai_epi16(w0, 8);
-        const __m256i even1 = _mm256_srai_epi16(_mm256_slli_epi16(w1, 8), 8), odd1 = _mm256_srai_epi16(w1, 8);
-        MREM_UNROLLED
-        for (int r = 0; r < R; ++r) {
-            const __m256i x = four_of(a + static_cast<std::size_t>(r) * stride);
-            const __m256i even = _mm256_and_si256(x, low), odd = _mm256_srli_epi16(x, 8);
-            acc[r][0] = _mm256_add_epi32(acc[r][0], _mm256_madd_epi16(even, even0));
-            acc[r][1] = _mm256_add_epi32(acc[r][1], _mm256_madd_epi16(even, even1));
-            acc[r][0] = _mm256_add_epi32(acc[r][0], _mm256_madd_epi16(odd, odd0));
-            acc[r][1] = _mm256_add_epi32(acc[r][1], _mm256_madd_epi16(odd, odd1));
-            finish(acc[r]);
-        }
+    const std::uint8_t* a = wide.a[row][0];
+    const std::int16_t* b = wide.b[0][0];
+    for (std::size_t quad = 0; quad < quads; ++quad, a += kQuad, b += 4 * kPanel) {
+        step32<R>(acc, a, kStride, b);
+        step32<R>(acc, a + kChunk * kQuad, kStride, b + 2 * kPanel);
     }
     MREM_UNROLLED
-    for (int r = 0; r < R; ++r) {
-        std::int32_t* sums = tile.sums + static_cast<std::size_t>(r) * tile.sums_stride;
-        add_to(sums, acc[r][0], tile.add);
-        add_to(sums + 8, acc[r][1], tile.add);
+    for (int r = 0; r < R; ++r, sums += sums_stride) {
+        add_to(sums, acc[r][0], add);
+        add_to(sums + 8, acc[r][1], add);
     }
 }
 
-using TileFunction = void (*)(const Tile&);
-constexpr std::size_t kRows = 6, kWideRows = 4;
-constexpr TileFunction kInRuns[kRows] = {tile_in_runs<1>, tile_in_runs<2>, tile_in_runs<3>,
-                                         tile_in_runs<4>, tile_in_runs<5>, tile_in_runs<6>};
-constexpr TileFunction kWide[kWideRows] = {tile_wide<1>, tile_wide<2>, tile_wide<3>, tile_wide<4>};
+using InRuns = void (*)(const Tile&);
+using Widened = void (*)(const Wide&, std::size_t, std::size_t, std::int32_t*, std::size_t, bool);
+constexpr InRuns kInRuns[kRows] = {tile_in_runs<1>, tile_in_runs<2>, tile_in_runs<3>,
+                                   tile_in_runs<4>, tile_in_runs<5>, tile_in_runs<6>};
+constexpr Widened kWidened[kRows] = {tile_wide<1>, tile_wide<2>, tile_wide<3>,
+                                     tile_wide<4>, tile_wide<5>, tile_wide<6>};
 
 void tile(std::size_t rows, std::size_t, const Tile& tile) {
-    if (tile.cuts != nullptr) return kInRuns[rows - 1](tile);
-    if (rows <= kWideRows) return kWide[rows - 1](tile);
-    kWide[2](tile);  // 5 or 6 rows: 3 and the rest
-    Tile rest = tile;
-    rest.a += 3 * tile.a_stride;
-    rest.sums += 3 * tile.sums_stride;
-    kWide[rows - 4](rest);
+    const std::size_t upper = rows > kRows ? (rows + 1) / 2 : rows, lower = rows - upper;
+    if (tile.cuts != nullptr) {
+        kInRuns[upper - 1](tile);
+        if (lower == 0) return;
+        Tile rest = tile;
+        rest.a += upper * tile.a_stride;
+        rest.sums += upper * tile.sums_stride;
+        return kInRuns[lower - 1](rest);
+    }
+    Wide wide;
+    for (std::size_t first = 0; first < tile.quads; first += kChunk) {
+        const std::size_t left = tile.quads - first, quads = left < kChunk ? left : kChunk;
+        const bool add = tile.add || first > 0;
+        wide.take_b(tile.b + first * kStepBytes, quads);
+        for (std::size_t row = 0; row < rows; ++row) {
+            wide.take_a(tile.a + row * tile.a_stride + first * kQuad, quads, row);
+        }
+        kWidened[upper - 1](wide, 0, quads, tile.sums, tile.sums_stride, add);
+        if (lower > 0) {
+            kWidened[lower - 1](wide, upper, quads, tile.sums + upper * tile.sums_stride, tile.sums_stride,
+                                add);
+        }
+    }
 }
 
 }  // namespace
 
 const GemmKernels kAvx2Gemm = {
-    "avx2",          kRows,           1, 256, 1, true, unpack256, tile, dequantize256, pack_keys_x86,
+    "avx2",          kTall,           1, 256, 1, true, unpack256, tile, dequantize256, pack_keys_x86,
     pack_values_x86, float_product256};
 
 }  // namespace mrem::runtime

@@ -23,9 +23,13 @@ struct Columns {
     float scale[kPanel], bias[kPanel];
 };
 
+// Runs (Tile::cuts) are whole groups of quads where the weights allow: a kernel's loop has several in each
+// round.
+constexpr std::size_t kGroup = 4;
+
 // sums[row][16p + c] (+)= Σ a[row][i] · b[p][i][c]
 struct Tile {
-    const std::uint8_t* a;  // rows of 4 · quads bytes (up to the next 64, where kernels.quads is 16)
+    const std::uint8_t* a;  // rows of 4 · quads bytes, readable up to the next 64
     std::size_t a_stride;
     const std::int8_t* b;  // panels of 64 · quads bytes, aligned to 64
     std::size_t b_stride;  // bytes from panel to panel

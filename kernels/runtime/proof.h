@@ -17,7 +17,7 @@ constexpr int kMostWeight = 32767 / 255;  // 128
 
 // Runs of quads for every panel and block of inputs, as long as the weights allow.
 struct Cuts {
-    std::vector<std::uint8_t> lengths;  // at most 255 each; those of a block add up to its quads
+    std::vector<std::uint8_t> lengths;  // at most 252 each; those of a block add up to its quads
     std::vector<std::uint32_t> first;   // of (panel, block) in `lengths`; empty if some single quad is too
                                         // heavy, so that 16 bits are never enough
 };

@@ -44,18 +44,28 @@ __attribute__((target("avx2,avxvnni"))) void vnni256() {
 #endif
 
 #if defined(MREM_RUNTIME_HAVE_AVX2)
+int run_length = 1;
+__m256i wide_sums[kAccumulators];
+
 __attribute__((target("avx2"))) void in_16_bits() {
     __m256i acc[kAccumulators], x = _mm256_set1_epi32(3), w = _mm256_set1_epi32(5);
-    MREM_UNROLLED
-    for (int k = 0; k < kAccumulators; ++k) acc[k] = _mm256_setzero_si256();
-    for (int i = 0; i < kRounds; ++i) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    for (int i = 0; i < kRounds; i += run_length) {
         MREM_UNROLLED
-        for (int k = 0; k < kAccumulators; ++k) {
-            __asm__ volatile("" : "+x"(x));  // another product every time
-            acc[k] = _mm256_add_epi16(acc[k], _mm256_maddubs_epi16(x, w));
+        for (int k = 0; k < kAccumulators; ++k) acc[k] = _mm256_setzero_si256();
+        for (int j = 0; j < run_length; ++j) {
+            MREM_UNROLLED
+            for (int k = 0; k < kAccumulators; ++k) {
+                __asm__ volatile("" : "+x"(x));  // another product every time
+                acc[k] = _mm256_add_epi16(acc[k], _mm256_maddubs_epi16(x, w));
+            }
+            MREM_UNROLLED
+            for (int k = 0; k < kAccumulators; ++k) __asm__ volatile("" : "+x"(acc[k]));
         }
         MREM_UNROLLED
-        for (int k = 0; k < kAccumulators; ++k) __asm__ volatile("" : "+x"(acc[k]));
+        for (int k = 0; k < kAccumulators; ++k) {
+            wide_sums[k] = _mm256_add_epi32(wide_sums[k], _mm256_madd_epi16(acc[k], ones));
+        }
     }
 }
 
@@ -78,8 +88,8 @@ __attribute__((target("avx2"))) void in_32_bits() {
 
 }  // namespace
 
-RegisterLoop register_loop(const char* target, bool heavy) {
-    (void)target, (void)heavy;
+RegisterLoop register_loop(const char* target, int run) {
+    (void)target, (void)run;
 #if defined(__x86_64__) && defined(__GNUC__)
     [[maybe_unused]] const double instructions = static_cast<double>(kRounds) * kAccumulators;
 #if defined(MREM_RUNTIME_HAVE_AVX512VNNI)
@@ -90,8 +100,10 @@ RegisterLoop register_loop(const char* target, bool heavy) {
 #endif
 #if defined(MREM_RUNTIME_HAVE_AVX2)
     if (std::strcmp(target, "avx2") == 0) {
-        return heavy ? RegisterLoop{in_32_bits, instructions * 16}
-                     : RegisterLoop{in_16_bits, instructions * 32};
+        if (run == 0) return {in_32_bits, instructions * 16};
+        run_length = run;
+        const int runs = (kRounds + run - 1) / run;
+        return {in_16_bits, static_cast<double>(runs) * run * kAccumulators * 32};
     }
 #endif
 #endif

@@ -1,4 +1,5 @@
 // The most that a target's multiply instructions do with registers alone: what a product can at best attain.
+// Loads of operands, unpacking, loops over rows and stores of finished sums are not in it.
 #pragma once
 
 #include <cstring>
@@ -10,7 +11,8 @@ struct RegisterLoop {
     double products;  // of one run
 };
 
-// `heavy`: as for 8-bit weights, where that is another form (AVX2).
-RegisterLoop register_loop(const char* target, bool heavy);
+// AVX2 alone has two forms. `run` > 0: sums of 16 bits that are widened and added to memory after so many
+// multiplications each. 0: sums of 32 bits, as for 8-bit weights.
+RegisterLoop register_loop(const char* target, int run);
 
 }  // namespace mrem::runtime
