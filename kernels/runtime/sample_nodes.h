@@ -19,6 +19,8 @@ class Draw {
     virtual std::uint32_t next() = 0;
     std::size_t below(std::size_t n) { return next() % n; }
     std::size_t from(std::size_t low, std::size_t high) { return low + below(high - low + 1); }
+    // 1 to `most`, small ones more often.
+    std::size_t size(std::size_t most) { return from(1, (most >> below(4)) | 1); }
     bool chance(std::size_t in) { return below(in) == 0; }
     float uniform(float low, float high) {
         return low + (high - low) * static_cast<float>(next() % 65536) / 65536.0f;
@@ -149,8 +151,7 @@ inline const std::int64_t* input_ids(const Sample& sample, std::size_t i) {
 
 inline void draw_linear(Sample& sample, Draw& draw) {
     sample.op = &low_bit_linear();
-    const std::size_t in = draw.from(1, 80), out = draw.from(1, 40),
-                      rows = draw.chance(16) ? 0 : draw.from(1, 9);
+    const std::size_t in = draw.size(140), out = draw.size(40), rows = draw.chance(16) ? 0 : draw.from(1, 9);
     const auto count = static_cast<std::int64_t>(rows), width = static_cast<std::int64_t>(in);
     const bool three = draw.chance(2);
     sample.dims = {count, static_cast<std::int64_t>(out)};
@@ -169,7 +170,7 @@ inline void draw_attention(Sample& sample, Draw& draw) {
     sample.op = &attention_block();
     AttentionShape shape{};
     shape.heads = draw.from(1, 3);
-    shape.hidden = shape.heads * draw.from(1, 18);
+    shape.hidden = shape.heads * draw.size(40);
     const auto [batch, tokens] = draw_hidden(sample, shape.hidden, draw);
     shape.integers = !draw.chance(4);
     shape.x = draw_grid(sample, "x", draw);
@@ -198,8 +199,8 @@ inline void draw_attention(Sample& sample, Draw& draw) {
 inline void draw_feed_forward(Sample& sample, Draw& draw) {
     sample.op = &feed_forward_block();
     FeedForwardShape shape{};
-    shape.hidden = draw.from(1, 40);
-    shape.middle = draw.from(1, 80);
+    shape.hidden = draw.size(70);
+    shape.middle = draw.size(140);
     const auto [batch, tokens] = draw_hidden(sample, shape.hidden, draw);
     shape.x = draw_grid(sample, "x", draw);
     shape.m = draw_grid(sample, "m", draw);
@@ -242,7 +243,7 @@ struct PlainEmbedding {
 inline void draw_embedding(Sample& sample, Draw& draw) {
     sample.op = &packed_embedding();
     PlainEmbedding plain{};
-    plain.width = draw.from(1, 50);
+    plain.width = draw.size(50);
     const std::size_t vocabulary = draw.from(1, 20), positions = draw.from(1, 24), types = draw.below(3);
     const std::size_t batch = draw.chance(16) ? 0 : draw.from(1, 3),
                       tokens = draw.chance(16) ? 0 : draw.from(1, 40);
