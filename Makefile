@@ -40,9 +40,14 @@ INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 EXTRAS = $(shell cat $(VENV)/.extras 2>/dev/null || echo cpu)
 
+# Optimized a little: without, the tests of the products take minutes.
+RUNTIME_TESTS = $(VENV)/bin/cmake -S kernels/runtime --fresh -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 \
+    -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV))/bin/ninja -DMREM_BUILD_TESTS=ON
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-gpu test test-jobs gpu-compile gpu-check demo lint format typecheck sanitize wheel-runtime fuzz faults bench docs \
+.PHONY: help setup setup-gpu test test-jobs gpu-compile gpu-check demo lint format typecheck sanitize sanitize-runtime \
+    wheel-runtime fuzz faults bench docs \
     optimum oldest clean distclean
 
 help:
@@ -54,9 +59,9 @@ help:
 	@echo "make lint       check the style with ruff and clang-format"
 	@echo "make format     format all files with ruff and clang-format"
 	@echo "make typecheck  check the types with mypy"
-	@echo "make sanitize   C++ tests under the address and undefined-behaviour sanitizers"
+	@echo "make sanitize   C++ tests under the address, undefined-behaviour and thread sanitizers"
 	@echo "make wheel-runtime  dist/mrem_runtime-*.whl: the CPU runtime for onnxruntime, by itself"
-	@echo "make fuzz       any bytes into the readers of data and results, and into packing, a minute each"
+	@echo "make fuzz       any bytes into the readers of data and results, packing and the CPU runtime, a minute each"
 	@echo "make faults     disturb the commands in thousands of ways; an hour on two cores (docs/reliability.md)"
 	@echo "make gpu-compile  the Triton kernels compiled for seven GPUs and checked, without a GPU"
 	@echo "make gpu-check  nine checks on a machine with GPUs, ten minutes at most"
@@ -188,6 +193,16 @@ sanitize: $(READY)
 	MREM_TEST_EXTENSION=$$(ls $(CURDIR)/build/sanitize-extension/_cpu*.so) ASAN_OPTIONS=detect_leaks=0 \
 	    LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	    $(PY) -m pytest -n0 -p no:cacheprovider tests/kernels/test_cpu_bindings.py
+	@$(MAKE) --no-print-directory sanitize-runtime
+
+# Races need few sizes but every way that operators share work, so test_operators is enough for the threads.
+sanitize-runtime: $(READY)
+	$(RUNTIME_TESTS) -B build/sanitize-runtime -DMREM_SANITIZE=address,undefined
+	$(VENV)/bin/cmake --build build/sanitize-runtime
+	$(VENV)/bin/ctest --test-dir build/sanitize-runtime --output-on-failure --parallel 2
+	$(RUNTIME_TESTS) -B build/sanitize-threads -DMREM_SANITIZE=thread
+	$(VENV)/bin/cmake --build build/sanitize-threads --target test_operators
+	./build/sanitize-threads/test_operators
 
 # A wheel for any Python 3 of this platform, with nothing of mrem_deploy in it.
 wheel-runtime: $(READY)

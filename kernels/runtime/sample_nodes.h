@@ -133,7 +133,8 @@ inline void draw_mask(Sample& sample, std::vector<std::int64_t> shape, Draw& dra
 
 // hidden and mask of a block; (batch, tokens), now and then empty.
 inline std::pair<std::size_t, std::size_t> draw_hidden(Sample& sample, std::size_t hidden, Draw& draw) {
-    const std::size_t batch = draw.chance(16) ? 0 : draw.from(1, 3),
+    // Now and then more rows than one task takes.
+    const std::size_t batch = draw.chance(16) ? 0 : draw.chance(32) ? draw.from(12, 30) : draw.from(1, 3),
                       tokens = draw.chance(16) ? 0 : draw.from(1, 21);
     const auto b = static_cast<std::int64_t>(batch), t = static_cast<std::int64_t>(tokens);
     sample.dims = {b, t, static_cast<std::int64_t>(hidden)};

@@ -18,7 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "fuzz"
-TARGETS = ("tables", "artifact", "packing")
+TARGETS = ("tables", "artifact", "packing", "runtime")
+IN_CPP = {"packing": (ROOT, "ON"), "runtime": (ROOT / "kernels" / "runtime", "address,undefined")}
 MEMORY_MIB = 4096
 
 
@@ -26,7 +27,11 @@ def seeds(name: str) -> None:
     """Good inputs to start from, if there are none yet."""
     corpus = BUILD / name
     corpus.mkdir(parents=True, exist_ok=True)
-    if any(corpus.iterdir()) or name == "packing":
+    if any(corpus.iterdir()):
+        return
+    if name in IN_CPP:
+        for seed in sorted((Path(__file__).parent / "seeds" / name).glob("*")):
+            shutil.copy(seed, corpus)
         return
     code = f"import fuzz_{name}, sys; sys.stdout.buffer.write(repr(fuzz_{name}.seeds()).encode())"
     done = subprocess.run(
@@ -38,7 +43,7 @@ def seeds(name: str) -> None:
 
 def command(name: str) -> list[str] | str:
     """What starts a fuzzer, or why it cannot be started here."""
-    if name != "packing":
+    if name not in IN_CPP:
         if importlib.util.find_spec("atheris") is None:
             return "atheris is not installed (pip install atheris)"
         return [sys.executable, str(Path(__file__).with_name(f"fuzz_{name}.py"))]
@@ -46,14 +51,18 @@ def command(name: str) -> list[str] | str:
     cmake = Path(sys.executable).with_name("cmake")
     if clang is None:
         return "clang++ is not installed (Debian: apt install clang libclang-rt-dev)"
-    folder = BUILD / "cmake"
-    options = [f"-DCMAKE_CXX_COMPILER={clang}", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DMREM_SANITIZE=ON"]
-    options += ["-DMREM_BUILD_EXTENSION=OFF", "-DMREM_BUILD_FUZZERS=ON"]
-    for step in ([cmake, "-S", ROOT, "-B", folder, "--fresh", *options], [cmake, "--build", folder]):
+    source, sanitizers = IN_CPP[name]
+    folder = BUILD / f"cmake-{name}"
+    options = [f"-DCMAKE_CXX_COMPILER={clang}", "-DCMAKE_BUILD_TYPE=RelWithDebInfo"]
+    options += ["-DMREM_BUILD_FUZZERS=ON", f"-DMREM_SANITIZE={sanitizers}"]
+    if name == "packing":
+        options.append("-DMREM_BUILD_EXTENSION=OFF")
+    configure = [cmake, "-S", source, "-B", folder, "--fresh", *options]
+    for step in (configure, [cmake, "--build", folder, "--target", f"fuzz_{name}"]):
         done = subprocess.run(step, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
             return f"{clang} cannot build it:\n{done.stdout[-2000:]}"
-    return [str(folder / "fuzz_packing")]
+    return [str(folder / f"fuzz_{name}")]
 
 
 def fuzz(name: str, seconds: int) -> bool:
