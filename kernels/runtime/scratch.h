@@ -7,6 +7,21 @@
 #include <new>
 #include <type_traits>
 
+// Under the address sanitizer, what lies between two arrays of a block may not be touched.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define MREM_GUARDED_SCRATCH
+#endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define MREM_GUARDED_SCRATCH
+#endif
+#ifdef MREM_GUARDED_SCRATCH
+#include <sanitizer/asan_interface.h>
+
+#include <utility>
+#include <vector>
+#endif
+
 namespace mrem::runtime {
 
 constexpr std::size_t kAlignment = 64;
@@ -41,6 +56,9 @@ class Scratch {
             memory_ = Buffer<std::uint8_t>(bytes);
             size_ = bytes;
         }
+#ifdef MREM_GUARDED_SCRATCH
+        ASAN_UNPOISON_MEMORY_REGION(memory_.data(), size_);
+#endif
         return memory_.data();
     }
     std::size_t size() const { return size_; }
@@ -75,9 +93,18 @@ class Arrays {
     Slot<T> add(std::size_t n) {
         const Slot<T> slot{bytes_};
         bytes_ += (n * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
+#ifdef MREM_GUARDED_SCRATCH
+        bytes_ += kAlignment;
+        guards_.emplace_back(slot.offset + n * sizeof(T), bytes_);
+#endif
         return slot;
     }
-    void place(Scratch& scratch) { memory_ = scratch.reserve(bytes_); }
+    void place(Scratch& scratch) {
+        memory_ = scratch.reserve(bytes_);
+#ifdef MREM_GUARDED_SCRATCH
+        for (const auto& [first, last] : guards_) ASAN_POISON_MEMORY_REGION(memory_ + first, last - first);
+#endif
+    }
     template <class T>
     T* at(Slot<T> slot) const {
         return reinterpret_cast<T*>(memory_ + slot.offset);
@@ -86,6 +113,9 @@ class Arrays {
   private:
     std::size_t bytes_ = 0;
     std::uint8_t* memory_ = nullptr;
+#ifdef MREM_GUARDED_SCRATCH
+    std::vector<std::pair<std::size_t, std::size_t>> guards_;  // from the end of an array to the next
+#endif
 };
 
 }  // namespace mrem::runtime
