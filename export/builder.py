@@ -8,7 +8,6 @@ import numpy as np
 import onnx_ir as ir
 
 CONTRIB = "com.microsoft"
-RUNTIME = "mrem.runtime"  # of the CPU runtime (kernels/runtime)
 
 
 class Builder:

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from mrem_deploy.export.builder import CONTRIB, RUNTIME, Builder
+from mrem_deploy.export.builder import CONTRIB, Builder
 from mrem_deploy.export.ids import NOWHERE
 from mrem_deploy.export.panels import COLUMNS, INPUTS
+from mrem_deploy.export.profiles import RUNTIME
 
 FORMAT = 1  # of nodes and weights; the library refuses another one than it knows
 HEADS_FIRST = [0, 2, 1, 3]  # (B, T, heads, d) ↔ (B, heads, T, d)

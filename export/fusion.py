@@ -20,11 +20,12 @@ import numpy as np
 import onnx_ir as ir
 
 from mrem_deploy.export import panels
-from mrem_deploy.export.builder import RUNTIME, Builder
+from mrem_deploy.export.builder import Builder
 from mrem_deploy.export.functions import FORMAT, HEADS_FIRST, LEAST, Functions
 from mrem_deploy.export.hot_rows import hot_tables
 from mrem_deploy.export.linears import Linears, name_of
 from mrem_deploy.export.panels import Stored, stored_as
+from mrem_deploy.export.profiles import RUNTIME
 from mrem_deploy.export.skeleton import DOMAIN
 
 MASK = "attention_mask"

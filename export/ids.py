@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from mrem_deploy.export.builder import RUNTIME, Builder
+from mrem_deploy.export.builder import Builder
+from mrem_deploy.export.profiles import RUNTIME
 
 LOOKED_UP = ("input_ids", "token_type_ids")  # inputs that are rows of tables
 NOWHERE = 2**31 - 1  # a row that no table has

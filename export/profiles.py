@@ -19,6 +19,7 @@ from mrem_deploy.base.errors import UserError
 INT2_OPSET = 25  # the first opset with INT2
 INT2_RUNTIME = "1.24.1"  # the first onnxruntime that reads it (there is no 1.24.0 on PyPI)
 INT4_OPSET = 21  # the first opset with INT4 and UINT4
+RUNTIME = "mrem.runtime"  # domain of the CPU runtime (kernels/runtime)
 ATTENTIONS = ("int8", "float")  # how operators of the CPU runtime multiply inside attention
 # The IR version that belongs to an opset; a reader refuses a newer one than it knows.
 IR_VERSIONS = {18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11, 24: 12, 25: 13}

@@ -18,10 +18,9 @@ import mrem_deploy
 from mrem_deploy.base.digests import UNSEALED
 from mrem_deploy.base.files import atomic_file, explained, sweep_unfinished
 from mrem_deploy.base.progress import say
-from mrem_deploy.export.builder import RUNTIME
 from mrem_deploy.export.lower import Lowering
 from mrem_deploy.export.origin import FILE, RESULT, seal
-from mrem_deploy.export.profiles import IR_VERSIONS, PROFILES, choose_opset, find_profile
+from mrem_deploy.export.profiles import IR_VERSIONS, PROFILES, RUNTIME, choose_opset, find_profile
 from mrem_deploy.export.skeleton import Skeleton, trace
 from mrem_deploy.quant.frozen import FrozenModel
 

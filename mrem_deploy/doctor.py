@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from mrem_deploy.base import cli
 from mrem_deploy.base import machine as environment
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.deploy import own_runtime
 from mrem_deploy.kernels import backends
 
 EXAMPLES = """\
@@ -109,6 +110,8 @@ def packages() -> list[str]:
         lines.append(f"onnxruntime {found['onnxruntime']} with {providers}")
     else:
         lines.append("onnxruntime is not installed: ONNX models can be neither exported nor validated")
+    absent = own_runtime.problem()
+    lines.append(f"{absent}: ONNX models run without its operators" if absent else own_runtime.describe())
     lines.append(f"triton {environment.version('triton') or 'is not installed'}")
     return lines
 
@@ -163,6 +166,8 @@ def remedies() -> list[str]:
         importlib.import_module("onnxruntime")
     except ImportError:
         advice.append('for export and validation: pip install "mrem-deploy[cpu]"')
+    if own_runtime.problem():
+        advice.append(f"for faster ONNX models on CPUs: {own_runtime.INSTALL}")
     if not _has_gpu() and environment.describe_machine()["gpu"]:
         advice.append("for the GPU: a CUDA build of torch (make setup-gpu)")
     return advice

@@ -25,11 +25,13 @@ from mrem_deploy.base.progress import say
 from mrem_deploy.data.labels import label_order
 from mrem_deploy.data.squad import Questions
 from mrem_deploy.data.task_data import TaskData, Texts
+from mrem_deploy.deploy import own_runtime
 from mrem_deploy.deploy.runtime import EXPORT_PACKAGES, INSTALL, missing_packages
 from mrem_deploy.kernels.backends import measure_tiles, use_backend
 from mrem_deploy.models.architectures import anatomy
 from mrem_deploy.models.loading import check_max_length
 from mrem_deploy.models.partition import module_cuts
+from mrem_deploy.numerics import UNQUANTIZED_BITS
 from mrem_deploy.quant.artifact import MANIFEST
 from mrem_deploy.recipe import Recipe, module_count, parse_modules
 
@@ -182,7 +184,7 @@ def export_profiles(recipe: Recipe) -> tuple[str, ...]:
     if recipe.export == "auto":
         if missing:
             say(f"no ONNX model will be written: {', '.join(missing)} not installed ({INSTALL})")
-        return () if missing else ("ort-cpu",)
+        return () if missing else ("ort-cpu", *_runtime_profile(recipe))
     if missing:
         raise UserError(
             f"--export {recipe.export} needs {', '.join(missing)}, not installed here",
@@ -192,6 +194,13 @@ def export_profiles(recipe: Recipe) -> tuple[str, ...]:
 
     names = [name.strip() for name in recipe.export.split(",")]
     return tuple(dict.fromkeys(find_profile(name).name for name in names))
+
+
+def _runtime_profile(recipe: Recipe) -> tuple[str, ...]:
+    """The profile of the CPU runtime, where it is installed and the model will have something for it."""
+    spec = recipe.spec
+    weights = recipe.chooses_bits or spec.weight_bits != UNQUANTIZED_BITS
+    return ("mrem-cpu",) if weights and spec.quantizes_activations and not own_runtime.problem() else ()
 
 
 def check_labels(task_data: TaskData, texts: Texts, model: PreTrainedModel) -> None:

@@ -303,7 +303,7 @@ class Recipe:
     export: str = option(
         "auto",
         "profiles of the ONNX models to write, separated by commas, or none (mrem export --help lists "
-        "them); auto: ort-cpu if the packages it needs are installed",
+        "them); auto: ort-cpu if the packages it needs are installed, and mrem-cpu if mrem-runtime is",
         group=OUTPUT,
         decides=False,
     )

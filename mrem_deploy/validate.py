@@ -152,12 +152,13 @@ def validate(settings: Settings) -> Validation:
     problem = add_original(evaluation, recipe, frozen.head)
     evaluation.add(QUANTIZED, torch_predictor(quantized))
     found = validation.examine(model, evaluation, quantized, settings.threads, where)
+    found = replace(found, both_ways=validation.both_ways(model, evaluation, settings.threads, where))
     if recipe.scored_by == BY_ONNXRUNTIME:
         evaluation.score_by_onnxruntime()
     accuracy = evaluation.accuracy()
     if problem is not None:
         accuracy = _with_original(accuracy, folder, settings, problem)
-    notes = origin_notes(found.file, frozen, folder)
+    notes = origin_notes(found.file, frozen, folder) + validation.runtime_notes(model, where)
     if recipe_has_changed(folder / RECIPE):
         notes.append(f"{RECIPE} has changed since it was written; it names the data and the examples")
     if problem is not None:
@@ -306,11 +307,25 @@ def summary(result: Validation) -> str:
         f"matmuls: {counted.integer_count} run on integers, {counted.floating_count} in float ({kinds})"
         if kinds
         else "matmuls: inside engines of the provider, not counted",
+        *_both_ways_lines(found),
         "nodes by provider: " + ", ".join(f"{name} {count}" for name, count in counted.providers.items()),
         *(f"note: {note}" for note in result.notes),
         f"verdict: {result.verdict.sentence}",
     ]
     return "\n".join(lines)
+
+
+def _both_ways_lines(found: Findings) -> list[str]:
+    """With the CPU runtime and without, for a file that has its operators."""
+    both = found.both_ways
+    if both is None:
+        return []
+    return [
+        f"{both.runtime}; without it, {split}: "
+        + ", ".join(f"{name} {value:.2f}" for name, value in both.scores[split].items())
+        + f", {next(iter(agreed.values())):.2f}% the same predictions"
+        for split, agreed in both.agreement.items()
+    ]
 
 
 def _fidelity_lines(found: Findings) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.scratch import scratch_folder
 from mrem_deploy.deploy.providers import CPU, ON_CPU, Placement
 from mrem_deploy.deploy.runtime import open_session, require, run_batch
+from mrem_deploy.export.profiles import RUNTIME
 
 # Matmuls by what they multiply. Both sets name operators of ONNX and of onnxruntime's own domain.
 INTEGER_PRODUCTS = frozenset(
@@ -23,7 +24,9 @@ INTEGER_PRODUCTS = frozenset(
         *("QAttention", "ConvInteger", "QLinearConv"),
     }
 )
-
+# Operators of the CPU runtime, by how many matmuls they are.
+RUNTIME_PRODUCTS = {"AttentionBlock": 4, "FeedForwardBlock": 2, "LowBitLinear": 1}
+FLOAT_ATTENTION = 2  # of an AttentionBlock with attention="float"
 
 FLOAT_PRODUCTS = frozenset(
     {
@@ -97,12 +100,28 @@ def census(
             "validate the profile that is made for it: --profile int8 for CUDA, tensorrt for TensorRT",
         )
     kinds = Counter(node.op_type for node in nodes)
+    float_blocks = sum(map(_in_float, nodes))
     return Census(
-        integer={kind: count for kind, count in sorted(kinds.items()) if kind in INTEGER_PRODUCTS},
-        floating={kind: count for kind, count in sorted(kinds.items()) if kind in FLOAT_PRODUCTS},
+        integer={kind: count for kind, count in sorted(kinds.items()) if kind in INTEGER_PRODUCTS}
+        | _in_blocks(nodes),
+        floating={kind: count for kind, count in sorted(kinds.items()) if kind in FLOAT_PRODUCTS}
+        | ({"AttentionBlock": FLOAT_ATTENTION * float_blocks} if float_blocks else {}),
         floating_nodes=[node.name or node.output[0] for node in nodes if node.op_type in FLOAT_PRODUCTS],
         providers=dict(used),
     )
+
+
+def _in_blocks(nodes: Sequence[Any]) -> dict[str, int]:
+    """Matmuls on integers inside operators of the CPU runtime."""
+    found: Counter[str] = Counter()
+    for node in nodes:
+        if node.domain == RUNTIME and node.op_type in RUNTIME_PRODUCTS:
+            found[node.op_type] += RUNTIME_PRODUCTS[node.op_type] - FLOAT_ATTENTION * _in_float(node)
+    return dict(sorted(found.items()))
+
+
+def _in_float(node: Any) -> bool:
+    return node.domain == RUNTIME and any(a.name == "attention" and a.s == b"float" for a in node.attribute)
 
 
 def _nodes(graph: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from mrem_deploy.base import machine
 from mrem_deploy.deploy.census import Census
+from mrem_deploy.deploy.own_runtime import BothWays
 from mrem_deploy.deploy.providers import note_on
 from mrem_deploy.evaluate.accuracy import BY_ONNXRUNTIME, FULL_PRECISION, ONNX, QUANTIZED, TORCH, Accuracy
 from mrem_deploy.evaluate.fidelity import Fidelity
@@ -64,6 +65,7 @@ class Findings:
     threads: int  # 0: onnxruntime chose
     fidelity: dict[str, dict[str, Fidelity]] = field(default_factory=dict)  # other model -> split
     torch_examples: dict[str, int] = field(default_factory=dict)  # split -> examples compared with torch
+    both_ways: BothWays | None = None  # with and without the CPU runtime's operators, if the file has any
 
     def to_dict(self) -> dict[str, Any]:
         """The key "onnx" of validation.json."""
@@ -80,6 +82,7 @@ class Findings:
             "nodes": self.census.to_dict(),
             "onnxruntime": self.onnxruntime,
             "threads": self.threads or "chosen by onnxruntime",
+            **({"both_ways": self.both_ways.to_dict()} if self.both_ways else {}),
         }
 
 

@@ -52,10 +52,11 @@ class InputShapes:
 
 @dataclass(frozen=True)
 class Placement:
-    """Providers in the order in which they are tried, each with its options; and entries of the session."""
+    """Providers in the order in which they are tried, each with its options; entries of the session."""
 
     providers: tuple[tuple[str, Mapping[str, str]], ...] = ((CPU, {}),)
     config: Mapping[str, str] = field(default_factory=dict)
+    library: str | None = None  # operators to register: those of the CPU runtime
 
     @property
     def first(self) -> str:

@@ -19,7 +19,7 @@ import torch
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.outside import shown
-from mrem_deploy.deploy import providers
+from mrem_deploy.deploy import own_runtime, providers
 from mrem_deploy.deploy.optimizers import check_optimizers
 from mrem_deploy.deploy.providers import ON_CPU, InputShapes, Placement
 from mrem_deploy.evaluate.predict import Predictor
@@ -42,7 +42,10 @@ def require(*needed: str) -> None:
 
 
 def placement(provider: str, model: Path, batch: int, tokens: int) -> Placement:
-    """How the model runs on a provider ('cuda'), with at most that many sentences and tokens at once."""
+    """How the model runs on a provider ('cuda'), with at most that many sentences and tokens at once.
+
+    On the CPU with the operators of the CPU runtime, if the model has any and the package is installed.
+    """
     require("onnxruntime")
     import onnxruntime
 
@@ -50,7 +53,8 @@ def placement(provider: str, model: Path, batch: int, tokens: int) -> Placement:
     if providers.is_tensorrt(provider):
         names = tuple(entry.name for entry in open_session(model).get_inputs())
         shapes = InputShapes(names, batch, tokens)
-    return providers.place(provider, onnxruntime.get_available_providers(), shapes)
+    where = providers.place(provider, onnxruntime.get_available_providers(), shapes)
+    return own_runtime.placed(where, model)
 
 
 def open_session(
@@ -76,6 +80,8 @@ def open_session(
     options = onnxruntime.SessionOptions() if options is None else options
     if threads:
         options.intra_op_num_threads = threads
+    if where.library is not None:
+        options.register_custom_ops_library(where.library)
     for key, value in where.config.items():
         options.add_session_config_entry(key, value)
     source = model if isinstance(model, bytes) else str(model)
@@ -106,6 +112,12 @@ def _export_command(folder: Path) -> str:
 def _not_loaded(model: Path | bytes, title: str, error: Exception, version: str) -> UserError:
     reason = _in_short(str(error))
     folder = model.parent if isinstance(model, Path) else Path(title).parent
+    if "update mrem-runtime" in reason:
+        return UserError(
+            f"{title} was made for a newer mrem-runtime than the one installed here: {reason}",
+            f"update it: {own_runtime.INSTALL}; or export it again: {_export_command(folder)} --profile "
+            "mrem-cpu",
+        )
     written = _opset(model)
     if written and any(sign in reason for sign in TOO_OLD):
         oldest = _oldest_runtime(Path(title), written[0])

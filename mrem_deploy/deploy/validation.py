@@ -8,6 +8,7 @@ such flips grow with depth. So the error is measured per layer, and the predicti
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,11 @@ from mrem_deploy.base import interrupt
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.units import MIB
 from mrem_deploy.data.encoded import Encoded, sorted_batches
+from mrem_deploy.deploy import own_runtime
 from mrem_deploy.deploy.census import census
 from mrem_deploy.deploy.findings import Findings, OnnxFile, Steadiness, Validation, notes_on, verdict_on
-from mrem_deploy.deploy.providers import ON_CPU, Placement
+from mrem_deploy.deploy.own_runtime import BothWays
+from mrem_deploy.deploy.providers import CPU, ON_CPU, Placement
 from mrem_deploy.deploy.runtime import (
     check_alike,
     onnx_predictor,
@@ -41,6 +44,7 @@ from mrem_deploy.models.parts import carve
 from mrem_deploy.recipe import Recipe
 
 RESULT = "validation.json"
+FUNCTIONS = "onnx_functions"  # the name of what a file for the CPU runtime predicts without it
 MAX_DROP = 1.0  # points, unless the user gives another limit
 ERROR_BATCHES = 4  # batches over which the error per layer is measured, from the longest to the shortest
 ERROR_EXAMPLES = 64  # in these batches together: torch computes every layer of them
@@ -110,6 +114,31 @@ def examine(
         onnxruntime=_version(),
         threads=threads,
     )
+
+
+def both_ways(model: Path, evaluation: Evaluation, threads: int, where: Placement) -> BothWays | None:
+    """The predictions that ONNX gave with the CPU runtime next to those without; None if it gave none."""
+    if where.library is None:
+        return None
+    evaluation.add(FUNCTIONS, onnx_predictor(open_session(model, threads, replace(where, library=None))))
+    scores = {}
+    for name, split in evaluation.splits.items():
+        found = split.scorer.score(split.predictions[FUNCTIONS])
+        own = split.scorer.agreement(split.predictions[FULL_PRECISION], split.predictions[FUNCTIONS])
+        scores[name] = own if evaluation.task.label_free else found
+    result = BothWays(own_runtime.describe(), evaluation.agreement(ONNX, FUNCTIONS), scores)
+    evaluation.forget(FUNCTIONS)
+    return result
+
+
+def runtime_notes(model: Path, where: Placement) -> list[str]:
+    """What a reader should know of a file for the CPU runtime that ran without it."""
+    if where.library is not None or where.first != CPU or not own_runtime.has_operators(model):
+        return []
+    return [
+        f"{own_runtime.problem()}: {model.name} ran as ort-cpu does, without the operators that it is for "
+        f"({own_runtime.INSTALL})"
+    ]
 
 
 def check_finite(model: Path, evaluation: Evaluation) -> None:

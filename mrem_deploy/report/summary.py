@@ -95,6 +95,7 @@ def terminal_summary(metrics: Metrics, folder: Path) -> str:
             *([f"against full precision: {accuracy.fidelity}"] if accuracy.fidelity else []),
             f"size: {size.full_precision_mb:.1f} → {size.quantized_mb:.1f} MiB",
             *([_onnx_line(metrics.onnx, accuracy.metric)] if metrics.onnx else []),
+            *([_runtime_line(metrics.runtime, folder)] if metrics.runtime else []),
             *([f"target: {metrics.target.sentence()} (estimate)"] if metrics.target else []),
             *([_heldout_line(metrics)] if metrics.heldout else []),
             f"time: {training} training, {total} in total; peak memory {memory(cost.peak_memory_mb)}",
@@ -118,6 +119,13 @@ def _onnx_line(onnx: Onnx, metric: str) -> str:
     return (
         f"{line}; {metric} {check.metric:.2f}, {check.agreement:.2f}% agreement with torch{where}, "
         f"{check.integer_products} of {check.products} matmuls on integers"
+    )
+
+
+def _runtime_line(onnx: Onnx, folder: Path) -> str:
+    return (
+        f"runtime: {onnx.file}, {mib(onnx.size_mb)}, the same model for mrem-runtime "
+        f"(mrem validate {folder} --profile {onnx.profile})"
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.outside import path_of
@@ -100,6 +100,20 @@ class Result:
                 f"write it: python -m mrem_deploy.export {self.folder} --profile {profile}",
             )
         return path
+
+    def session(self, profile: str | None = None, threads: int = 0) -> Any:
+        """The ONNX model in an onnxruntime session: by default the file for the CPU runtime with its
+        operators, if both are here, else that of ort-cpu."""
+        from mrem_deploy.deploy import own_runtime
+        from mrem_deploy.deploy.providers import ON_CPU
+        from mrem_deploy.deploy.runtime import open_session
+        from mrem_deploy.export.profiles import PROFILES
+
+        if profile is None:
+            fused = [p.name for p in PROFILES.values() if p.fused and (self.folder / p.file).is_file()]
+            profile = fused[0] if fused and not own_runtime.problem() else "ort-cpu"
+        path = self.onnx(profile)
+        return open_session(path, threads, own_runtime.placed(ON_CPU, path))
 
 
 def open_result(folder: str | Path) -> Result:

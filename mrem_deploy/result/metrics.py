@@ -243,6 +243,7 @@ class Metrics:
     environment: Mapping[str, Any] = field(default_factory=dict)  # of base/machine.py, as it is
     size: Sizes = field(default_factory=Sizes)
     onnx: Onnx | None = None
+    runtime: Onnx | None = None  # the file for the CPU runtime, if it was exported besides
     parallel: Parallel | None = None  # of MREM-P
     mixed: MixedBits | None = None  # with --bits auto
     target: TargetDrop | None = None  # with --target-drop
@@ -272,6 +273,7 @@ class Metrics:
             "qat": self.qat,
             "size": self.size,
             "onnx": self.onnx,
+            "runtime": self.runtime,
         }
         result |= {name: part.to_dict() for name, part in parts.items() if part is not None}
         heldout = {name: module.to_dict() for name, module in self.heldout.items()}
@@ -292,6 +294,7 @@ class Metrics:
                 "cost": Cost.from_dict(content.get("cost") or {}),
                 "size": Sizes.from_dict(content.get("size") or {}),
                 "onnx": part(Onnx, content.get("onnx")),
+                "runtime": part(Onnx, content.get("runtime")),
                 "parallel": part(Parallel, content.get("parallel")),
                 "mixed": _mixed(content.get("mixed_precision")),
                 "target": part(TargetDrop, content.get("target_drop")),

@@ -20,7 +20,7 @@ from mrem_deploy.models import gate
 from mrem_deploy.models.loading import TOKENIZER_FILES
 from mrem_deploy.quant.artifact import MANIFEST, TENSORS
 from mrem_deploy.quant.frozen import FrozenModel, inspect
-from mrem_deploy.result import RECIPE, History, Metrics
+from mrem_deploy.result import RECIPE, History, Metrics, Onnx
 from mrem_deploy.result.history import HISTORY
 from mrem_deploy.result.metrics import METRICS
 from mrem_deploy.result.recipe_file import recipe_has_changed
@@ -108,9 +108,11 @@ def _recipe_check(folder: Path) -> Check:
 
 def _exported(folder: Path, frozen: FrozenModel | None) -> list[str]:
     """The ONNX files that the run has written, as far as metrics.json and recipe.yaml can be read."""
-    reported, asked = None, ""
+    reported: list[Onnx | None] = []
+    asked = ""
     with suppress(UserError):
-        reported = Metrics.read(folder).onnx
+        metrics = Metrics.read(folder)
+        reported = [metrics.onnx, metrics.runtime]
     with suppress(UserError):
         asked = _read_recipe(folder).export
     names = [name.strip() for name in asked.split(",")]
@@ -122,7 +124,7 @@ def _exported(folder: Path, frozen: FrozenModel | None) -> list[str]:
         if profile.name in names
     ]
     known = [file for profile in PROFILES.values() for file in profile.files]
-    return sorted({*found, *([reported.file] if reported is not None and reported.file in known else [])})
+    return sorted({*found, *(onnx.file for onnx in reported if onnx is not None and onnx.file in known)})
 
 
 def _model_check(folder: Path) -> tuple[FrozenModel | None, bool, Check]:

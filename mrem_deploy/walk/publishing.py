@@ -12,7 +12,9 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import atomic_folder
 from mrem_deploy.base.machine import describe_machine
 from mrem_deploy.base.units import MIB
+from mrem_deploy.deploy.validation import describe_file
 from mrem_deploy.evaluate.examples import write_examples
+from mrem_deploy.export.profiles import find_profile
 from mrem_deploy.quant import artifact
 from mrem_deploy.quant.frozen import FrozenModel
 from mrem_deploy.recipe import Recipe, parse_epochs
@@ -44,9 +46,10 @@ def publish(
     with atomic_folder(run.out) as folder:
         frozen.save(folder, loaded.tokenizer, loaded.sentences.files if loaded.sentences else None)
         write_recipe(folder / RECIPE, recipe)
-        model = export(folder, run.profiles, frozen) if run.profiles else None
+        model, besides = export(folder, run.profiles, frozen) if run.profiles else (None, None)
         onnx = score(recipe, evaluation, quantized, model)
         metrics = measured(run, loaded, trained, sizes(frozen, folder, onnx), onnx, frozen.hot_rows)
+        metrics = replace(metrics, runtime=besides)
         metrics.write(folder)
         history = History(trained.log.curves, trained.errors, trained.log.heldout)
         history.write(folder)
@@ -56,15 +59,18 @@ def publish(
     return Result(run.out, metrics)
 
 
-def export(folder: Path, profiles: tuple[str, ...], frozen: FrozenModel) -> Path:
-    """Export every profile; the file of the first one is the one that is validated."""
+def export(folder: Path, profiles: tuple[str, ...], frozen: FrozenModel) -> tuple[Path, Onnx | None]:
+    """Export every profile; the file of the first one is the one that is validated. Also what there is to
+    say of the one for the CPU runtime, if it is another."""
     from mrem_deploy.export import export_all  # needs onnx, which is optional
 
     try:
-        return export_all(frozen, folder, profiles)[0]
+        paths = export_all(frozen, folder, profiles)
     except UserError as error:
         remedy = f"{error.remedy}; or run again with --export none: the training is kept"
         raise UserError(error.problem, remedy) from error
+    fused = [path for path, name in zip(paths[1:], profiles[1:], strict=True) if find_profile(name).fused]
+    return paths[0], Onnx.from_dict(describe_file(fused[0]).to_dict()) if fused else None
 
 
 def sizes(frozen: FrozenModel, folder: Path, onnx: Onnx | None) -> Sizes:

@@ -25,7 +25,7 @@ from mrem_deploy import __main__, preflight, validate
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.data.task_data import TaskData
 from mrem_deploy.data.tasks import find_task
-from mrem_deploy.deploy import runtime, validation
+from mrem_deploy.deploy import own_runtime, runtime, validation
 from mrem_deploy.evaluate import evaluation
 from mrem_deploy.evaluate import predict as predicting
 from mrem_deploy.evaluate.predict import Predictor
@@ -178,7 +178,13 @@ def test_export_without_validation(workshop: Path, monkeypatch: pytest.MonkeyPat
 def test_packages_that_are_missing_are_an_error_only_if_a_profile_was_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(own_runtime, "problem", lambda: "mrem-runtime is not installed")
     assert preflight.export_profiles(Recipe()) == ("ort-cpu",)
+    monkeypatch.setattr(own_runtime, "problem", lambda: "")
+    assert preflight.export_profiles(Recipe()) == ("ort-cpu", "mrem-cpu")
+    assert preflight.export_profiles(Recipe(bits="auto", budget_mb=1.0)) == ("ort-cpu", "mrem-cpu")
+    for bits in ("4-4-32", "32-4-8"):  # nothing that its operators could multiply
+        assert preflight.export_profiles(Recipe(bits=bits)) == ("ort-cpu",)
     assert preflight.export_profiles(Recipe(export="none")) == ()
     assert preflight.export_profiles(Recipe(export="int8, qdq,int8")) == ("int8", "qdq")
     monkeypatch.setattr(runtime, "find_spec", lambda name: None if name == "onnxscript" else object())
@@ -341,7 +347,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], tuple[str, ...], tuple[str, ...
     ),
     "no file of that profile": (lambda _: None, ("--profile", "int8"), ("model_int8.onnx", "--profile int8")),
     "truncated onnx": (lambda folder: cut(folder / FILE), (), (FILE, "cannot be loaded", "copy it again")),
-    "unknown profile": (lambda _: None, ("--profile", "gpu"), ("no export profile 'gpu'", "ort-cpu, qdq")),
+    "unknown profile": (lambda _: None, ("--profile", "gpu"), ("no export profile 'gpu'", "mrem-cpu")),
     "no such model file": (lambda _: None, ("--model-file", "x.onnx"), ("no ONNX file x.onnx",)),
     "truncated safetensors": (
         lambda folder: cut(folder / artifact.TENSORS),

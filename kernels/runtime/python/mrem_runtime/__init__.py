@@ -31,9 +31,7 @@ def library() -> Path:
     """The shared library, which exports `RegisterCustomOps`. It is in this package and nowhere else."""
     path = Path(__file__).resolve().with_name(FILES.get(sys.platform, "libmrem_runtime.so"))
     if not path.is_file():
-        raise FileNotFoundError(
-            f"{path} is missing: it was not built; build mrem-runtime with a C++17 compiler"
-        )
+        raise FileNotFoundError(f"{path} is missing: install mrem-runtime where there is a C++17 compiler")
     return path
 
 
@@ -46,6 +44,10 @@ def options(
     without. It keeps what the largest batch took; the run option `memory.enable_memory_arena_shrinkage` with
     "cpu:0" gives that back after a run.
     """
+    return _registered(threads, start_from)
+
+
+def _registered(threads: int, start_from: onnxruntime.SessionOptions | None) -> onnxruntime.SessionOptions:
     import onnxruntime
 
     made = onnxruntime.SessionOptions() if start_from is None else start_from
@@ -66,7 +68,7 @@ def session(
     """An onnxruntime session in which the operators run; `options` are changed, `more` is passed on."""
     import onnxruntime
 
-    chosen = globals()["options"](threads, options)
+    chosen = _registered(threads, options)
     source = model if isinstance(model, bytes) else os.fspath(model)
     return onnxruntime.InferenceSession(source, chosen, providers=list(providers), **more)
 

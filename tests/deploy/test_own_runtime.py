@@ -1,0 +1,116 @@
+"""A run, its validation and its use with the CPU runtime, and where that is missing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("mrem_runtime", reason="mrem_runtime is not installed: make setup")
+
+from tiny_job import job_in, workshop_in
+
+from mrem_deploy import __main__, doctor, open_result
+from mrem_deploy.base.errors import UserError
+from mrem_deploy.deploy import own_runtime, runtime
+from mrem_deploy.deploy.census import RUNTIME_PRODUCTS
+
+MREM, PLAIN = "model_mrem.onnx", "model.onnx"
+MISSING = "mrem-runtime is not installed"
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with workshop_in(tmp_path_factory.mktemp("runtime")) as root:
+        assert job_in(root, "result", method="ptq", bits="2-2-8", export="auto").run() == 0
+        yield root
+
+
+@pytest.fixture
+def result(workshop: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(workshop / "result", tmp_path / "result"))
+
+
+def validated(result: Path) -> dict[str, Any]:
+    assert __main__.main(["validate", str(result), "--profile", "mrem-cpu", "--max-drop", "100"]) == 0
+    return dict(json.loads((result / "validation.json").read_text()))
+
+
+def test_a_run_exports_for_it_besides(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = json.loads((result / "metrics.json").read_text())
+    assert metrics["onnx"]["file"] == PLAIN
+    assert (metrics["runtime"]["file"], metrics["runtime"]["profile"]) == (MREM, "mrem-cpu")
+    assert metrics["runtime"]["size_mb"] == (result / MREM).stat().st_size / 2**20
+    assert __main__.main(["verify", str(result)]) == 0
+    data = bytearray((result / MREM).read_bytes())
+    data[len(data) // 2] ^= 1
+    (result / MREM).write_bytes(data)
+    assert __main__.main(["verify", str(result)]) == 1
+    (result / MREM).unlink()
+    assert __main__.main(["verify", str(result)]) == 1
+    told = capsys.readouterr().out
+    assert f"{MREM} has changed since it was exported" in told
+    assert f"{MREM} is missing" in told
+
+
+def test_validation_runs_both_ways(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = validated(result)["onnx"]
+    both = found["both_ways"]
+    assert both["runtime"] == own_runtime.describe()
+    (scores,), (agreed,) = both["scores_without"].values(), both["agreement"].values()
+    assert scores["accuracy"] == json.loads((result / "metrics.json").read_text())["onnx"]["metric"]
+    assert min(agreed.values()) == 100.0
+    assert set(found["nodes"]["integer"]) == set(RUNTIME_PRODUCTS)
+    assert f"{own_runtime.describe()}; without it, dev: accuracy" in capsys.readouterr().out
+
+
+def test_without_the_library_validation_says_so(result: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_runtime, "problem", lambda: MISSING)
+    found = validated(result)
+    assert "both_ways" not in found["onnx"]
+    assert any(MISSING in note and "as ort-cpu does" in note for note in found["remarks"])
+    assert set(found["onnx"]["nodes"]["integer"]) == {"MatMulIntegerToFloat"}
+
+
+def test_a_result_opens_the_fastest_session(result: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = np.array([[5, 6, 7, 8]])
+    feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    opened = []
+    for way in ("library", "missing"):
+        if way == "missing":
+            monkeypatch.setattr(own_runtime, "problem", lambda: MISSING)
+        session = open_result(result).session(threads=1)
+        opened.append(Path(session._model_path).name)
+        given = {entry.name: feed[entry.name] for entry in session.get_inputs()}
+        assert np.isfinite(session.run(None, given)[0]).all()
+    assert opened == [MREM, PLAIN]
+
+
+def test_doctor_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert own_runtime.describe() in doctor.packages()
+    monkeypatch.setattr(own_runtime, "problem", lambda: MISSING)
+    assert any(line.startswith(MISSING) for line in doctor.packages())
+    assert any("make wheel-runtime" in line for line in doctor.remedies())
+
+
+def test_a_file_of_a_newer_format_is_explained(result: Path) -> None:
+    import onnx
+
+    model = onnx.load(result / MREM)
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "format":
+                attribute.i = 2
+    onnx.save(model, result / MREM)
+    where = runtime.placement("cpu", result / MREM, 1, 8)
+    assert where.library is not None
+    with pytest.raises(UserError, match=r"newer mrem-runtime") as caught:
+        runtime.open_session(result / MREM, where=where)
+    assert "make wheel-runtime" in caught.value.remedy
