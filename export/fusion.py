@@ -93,7 +93,8 @@ class Fusion:
         *operands, mask = node.inputs
         shape = node.outputs[0].shape
         sources = [_linear_behind(value) for value in operands]
-        if len(operands) != 3 or not self._is_mask(mask) or shape is None or None in sources:
+        heads = shape[2] if shape is not None else None  # (B, T, heads, d)
+        if len(operands) != 3 or not self._is_mask(mask) or not isinstance(heads, int) or None in sources:
             return
         linears = [source[-1] for source in sources if source]
         x, joined = linears[0].inputs[0], _only_reader(node)
@@ -110,7 +111,7 @@ class Fusion:
             return
         scaling = float(node.attributes["scaling"].value)
         attributes, form = self._activations(points)
-        attributes |= {"heads": int(shape[2]), "scaling": scaling, "attention": self.attention}
+        attributes |= {"heads": heads, "scaling": scaling, "attention": self.attention}
         if self.attention == "int8":
             attributes["q_scaled"] = float(np.float32(attributes["q_scale"] * scaling))
         else:
