@@ -144,7 +144,7 @@ def test_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
     assert "mrem = mrem_deploy.__main__:main" in scripts
     for line in ("Name: mrem-deploy", "License-Expression: Apache-2.0", "Requires-Python: >=3.10"):
         assert line in text.splitlines()
-    assert {"cpu", "gpu", "dev"} == set(re.findall(r"^Provides-Extra: (\w+)$", text, re.MULTILINE))
+    assert {"cpu", "gpu", "dev", "st"} == set(re.findall(r"^Provides-Extra: (\w+)$", text, re.MULTILINE))
 
 
 def test_wheel_works_by_itself(wheel: Path, tmp_path: Path) -> None:
