@@ -83,9 +83,9 @@ void tile_in_runs(const Tile& tile) {
     }
 }
 
-constexpr std::size_t kRows = 6;    // sums of so many rows stay in registers,
-constexpr std::size_t kTall = 12;   // and a tile has twice as many
-constexpr std::size_t kChunk = 64;  // quads that are widened at a time
+constexpr std::size_t kRows = 6;     // sums of so many rows stay in registers,
+constexpr std::size_t kTall = 12;    // and a tile has twice as many
+constexpr std::size_t kChunk = 128;  // quads that are widened at a time
 
 // Some quads of both operands as numbers of 16 bits: of each, inputs 0 and 2 and then inputs 1 and 3.
 struct Wide {
@@ -102,11 +102,11 @@ struct Wide {
         }
     }
     void take_a(const std::uint8_t* from, std::size_t quads, std::size_t row) {
-        const __m128i low = _mm_set1_epi16(255);
-        for (std::size_t i = 0; i < quads * kQuad; i += 16) {
-            const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
-            _mm_store_si128(reinterpret_cast<__m128i*>(a[row][0] + i), _mm_and_si128(x, low));
-            _mm_store_si128(reinterpret_cast<__m128i*>(a[row][1] + i), _mm_srli_epi16(x, 8));
+        const __m256i low = _mm256_set1_epi16(255);
+        for (std::size_t i = 0; i < quads * kQuad; i += 32) {
+            const __m256i x = loadu256(from + i);
+            store256(a[row][0] + i, _mm256_and_si256(x, low));
+            store256(a[row][1] + i, _mm256_srli_epi16(x, 8));
         }
     }
 };

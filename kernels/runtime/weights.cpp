@@ -35,7 +35,8 @@ std::string problem_of(const Weight& weight, const Grid& x) {
 }  // namespace
 
 Blocks blocks_of(const GemmKernels& kernels, std::size_t inputs, int bits) {
-    const std::size_t unit = kernels.quads > 4 ? kernels.quads : 4;  // a multiple of 4, 2 and 1 fields
+    // A multiple of 4, 2 and 1 fields, and of 32 bytes of activations, which kernels read at a time.
+    const std::size_t unit = kernels.quads > 8 ? kernels.quads : 8;
     const std::size_t quads = steps(inputs, bits) * fields(bits);
     const std::size_t count = ceil_div(quads, kernels.depth);
     return {count, round_up(ceil_div(quads, count), unit)};
