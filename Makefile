@@ -8,6 +8,7 @@
 #   make setup-gpu                  the CUDA builds of PyTorch and onnxruntime, also where make setup ran before
 #   make test PYTEST_ARGS="-k packing"
 #   make test TEST_PROCESSES=0      in one process, to see what a test prints
+#   make web-test WEB_ARGS="result --screenshots docs/img"   your own results instead of tiny ones
 #   make fuzz FUZZ_SECONDS=900 FUZZ_TARGETS="tables packing"
 #   make optimum RESULT=mrem-demo   your own result folder instead of a tiny one; also for `make oldest`
 #   make oldest OLD_PYTHON=/path/to/python3.10   if the oldest onnxruntime has no wheel for this Python
@@ -19,6 +20,7 @@ TORCH_INSTALL ?=
 TORCH_ARGS ?=
 PYTEST_ARGS ?=
 FAULTS_ARGS ?=
+WEB_ARGS ?=
 TEST_PROCESSES ?= 2
 OTHER_TRITON ?= 3.7.1
 DEMO_ARGS ?=
@@ -46,7 +48,7 @@ RUNTIME_TESTS = $(VENV)/bin/cmake -S kernels/runtime --fresh -G Ninja -DCMAKE_BU
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-gpu test test-jobs gpu-compile gpu-check demo lint format typecheck sanitize sanitize-runtime \
+.PHONY: help setup setup-gpu test test-jobs web-test gpu-compile gpu-check demo lint format typecheck sanitize sanitize-runtime \
     wheel-runtime fuzz faults bench docs \
     optimum oldest clean distclean
 
@@ -56,6 +58,7 @@ help:
 	@echo "make demo       quantize a small sentiment model and write a report"
 	@echo "make test       run the tests"
 	@echo "make test-jobs  whole runs of mrem-p: killed, interrupted, on two nodes"
+	@echo "make web-test   the page of mrem web in headless Chromium; needs npm and Chromium"
 	@echo "make lint       check the style with ruff and clang-format"
 	@echo "make format     format all files with ruff and clang-format"
 	@echo "make typecheck  check the types with mypy"
@@ -151,6 +154,10 @@ test: $(READY)
 # One at a time: each starts several processes itself.
 test-jobs: $(READY)
 	$(PY) -m pytest -m jobs tests/benchmarks tests/train/mrem_p $(PYTEST_ARGS)
+
+# Not part of `make test`. $CHROMIUM names the browser, if it is not on the PATH.
+web-test: $(READY)
+	PYTHONPATH=tests/helpers $(PY) -u tests/helpers/web_site.py $(WEB_ARGS)
 
 # With the newest Triton and with the one that PyTorch $(TORCH_VERSION) brings, in a folder of its own.
 gpu-compile: $(READY) build/triton-$(OTHER_TRITON)

@@ -142,6 +142,7 @@ setup(
         "mrem_deploy.benchmarks",
         "mrem_deploy.benchmarks.latency",
         "mrem_deploy.reproduce",
+        "mrem_deploy.web",
         "mrem_deploy.kernels",
         "mrem_deploy.kernels.cpu",
         "mrem_deploy.kernels.gpu",
@@ -153,7 +154,7 @@ setup(
         "mrem_deploy.kernels.gpu": "kernels/gpu",
         "mrem_deploy.export": "export",
     },
-    package_data={"mrem_deploy.kernels.cpu": ["*.pyi"]},
+    package_data={"mrem_deploy.kernels.cpu": ["*.pyi"], "mrem_deploy.web": ["page/*", "npm/*.json"]},
     include_package_data=False,  # C++ sources belong in the sdist, not in the wheel
     ext_modules=[Extension(EXTENSION, sources=[], optional=True)],
     cmdclass={"build_ext": CMakeBuild},

@@ -6,6 +6,7 @@ All the rules:
    and v share one scale, so their quantizer is written once.
 2. A weight is stored as its integers, (in, out) for MatMul, with its scale in DequantizeLinear. Codes 2
    apart (midrise) are stored in INT2 as consecutive integers; two Adds, folded at load, make codes of them.
+   Readers without such types get bytes with several codes in each (`bit_fields.py`).
 3. Activations are in 8-bit types, symmetric ones shifted by a zero point of 128. 4-bit codes follow a Clip to
    their range, because no runtime has 4-bit matmuls.
 4. Both operands of q·kᵀ and p·v are quantized like any other. The factor before the softmax is folded into
@@ -27,6 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from mrem_deploy.export import bit_fields
 from mrem_deploy.export.builder import CONTRIB, Builder
 from mrem_deploy.export.fusion import Fusion
 from mrem_deploy.export.hot_rows import add_hot_rows
@@ -208,7 +210,7 @@ class Lowering:
         # activation to 8 bits as well. Plain arithmetic it folds to floats when loading.
         values = self.build.op("Cast", codes, name=f"{title}.weight.float", to=ir.DataType.FLOAT)
         if zero_point is not None:
-            shift = self.build.constant(128, np.float32, "middle")
+            shift = self.build.constant(self._middle(weights[0]), np.float32, "middle")
             values = self.build.op("Sub", values, shift, name=f"{title}.weight.shifted")
         return self.build.op("Mul", values, scale, name=f"{title}.weight")
 
@@ -228,9 +230,20 @@ class Lowering:
         kind = carrier(self.profile, weights[0].bits, self.opset, weights[0].spacing)
         zero_point = None
         if kind == ir.DataType.UINT8:
-            middles = np.full(scales.shape, 128)
+            middles = np.full(scales.shape, self._middle(weights[0]))
             zero_point = self.build.constant(middles, np.uint8, f"{title}.weight.zero_point")
-        return self._stored(codes, weights[0], kind, f"{title}.weight.codes"), scale, zero_point
+        name = f"{title}.weight.codes"
+        if self._in_fields(weights[0]):
+            packed = bit_fields.stored(self.build, codes, weights[0], name)
+            return bit_fields.unpack(self.build, packed, codes.shape[1], weights[0], name), scale, zero_point
+        return self._stored(codes, weights[0], kind, name), scale, zero_point
+
+    def _in_fields(self, weight: FrozenWeight) -> bool:
+        return self.profile.bit_fields and weight.bits <= bit_fields.MOST_BITS
+
+    def _middle(self, weight: FrozenWeight) -> int:
+        """The UINT8 code that stands for 0."""
+        return bit_fields.middle(weight) if self._in_fields(weight) else 128
 
     def _stored(self, codes: np.ndarray, weight: FrozenWeight, kind: ir.DataType, name: str) -> ir.Value:
         spacing = weight.spacing
@@ -259,12 +272,21 @@ class Lowering:
         kind = carrier(self.profile, weight.bits, self.opset, weight.spacing)
         if kind == ir.DataType.UINT8:
             kind = ir.DataType.INT8  # rows are looked up, not multiplied, so they need no zero point
-        codes = self._stored(weight.codes.numpy(), weight, kind, f"{name}.weight.codes")
+        title, fields = f"{name}.weight.codes", self._in_fields(weight)
+        if fields:
+            codes = bit_fields.stored(build, weight.codes.numpy(), weight, title)
+        else:
+            codes = self._stored(weight.codes.numpy(), weight, kind, title)
         scales = weight.scale.float().numpy().reshape(-1)
         if self.profile.lookup_codes:
             scale = build.initializer(ir.tensor(scales.reshape(-1, 1), name=f"{name}.weight.scale"))
             looked_up = build.op("Gather", codes, ids, name=f"{name}.rows.codes", axis=0)
+            if fields:  # only the rows that are used are unpacked
+                looked_up = bit_fields.unpack(build, looked_up, weight.codes.shape[1], weight, f"{name}.rows")
             values = build.op("Cast", looked_up, name=f"{name}.rows.float", to=ir.DataType.FLOAT)
+            if fields:
+                shift = build.constant(self._middle(weight), np.float32, "middle")
+                values = build.op("Sub", values, shift, name=f"{name}.rows.centred")
             row_scale = build.op("Gather", scale, ids, name=f"{name}.rows.scale", axis=0)
             rows = build.op("Mul", values, row_scale, name=f"{name}.rows")
         else:

@@ -42,6 +42,7 @@ class Profile:
     lookup_codes: bool = False  # gather integer rows and scale them, instead of dequantizing the table
     zero_points: bool = True  # 8-bit codes in UINT8; False: in INT8 with zero point 0 only
     fused: bool = False  # blocks as operators of the CPU runtime, packed weights in UINT8
+    bit_fields: bool = False  # weights below 8 bits in plain bytes, unpacked by shifts and masks
     smaller: tuple[tuple[int, str], ...] = ()  # (bits, file): other names if no weight has more bits
     layout: bool = False  # --out names a folder, which also gets the configuration and the tokenizer
 
@@ -114,8 +115,11 @@ PROFILES = {
             name="web",
             file="onnx/model_quantized.onnx",
             smaller=((2, "onnx/model_q2.onnx"), (4, "onnx/model_q4.onnx")),
+            oldest_runtime="1.20.0",
+            two_bit_types=False,
+            bit_fields=True,  # onnxruntime-web's build for WebGPU has no Cast from INT4 and INT2
             layout=True,
-            audience="browsers: the operators of ort-cpu under the names of transformers.js",
+            audience="browsers (onnxruntime-web, transformers.js): integer matmuls, weights packed in bytes",
         ),
     )
 }

@@ -16,6 +16,8 @@ def carrier(profile: Profile, bits: int, opset: int, spacing: int = 1) -> ir.Dat
 
     Codes 2 apart (midrise) fit INT2 only as consecutive integers, which operators must turn into codes again.
     """
+    if profile.bit_fields:
+        return ir.DataType.UINT8
     if profile.packed and bits == 2 and opset >= INT2_OPSET and (spacing == 1 or profile.cast_weights):
         return ir.DataType.INT2
     if profile.packed and bits <= 4 and opset >= INT4_OPSET:

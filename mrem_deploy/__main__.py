@@ -23,6 +23,7 @@ VERBS = {
         "quantize a fine-tuned model, measure it and export it to ONNX", "mrem_deploy.quantize", True
     ),
     "export": Verb("write a quantized model as ONNX", "mrem_deploy.export.__main__"),
+    "web": Verb("write a page on which a quantized model runs in the browser", "mrem_deploy.web.__main__"),
     "validate": Verb("compare an exported ONNX model with the original", "mrem_deploy.validate"),
     "verify": Verb("check a result folder for damage", "mrem_deploy.verify"),
     "finetune": Verb("fine-tune a model in full precision on a task", "mrem_deploy.finetune", True),

@@ -42,7 +42,7 @@ LEVELS = (
     ("walk",),
     ("pipeline",),
     ("api", "finetuning"),
-    ("quantize", "validate", "verify", "finetune", "doctor", "demo", "export.__main__"),
+    ("quantize", "validate", "verify", "finetune", "doctor", "demo", "export.__main__", "web"),
     ("benchmark", "benchmarks"),
     ("reproduce",),
     ("__main__", "__init__"),
@@ -154,7 +154,18 @@ def test_the_methods_are_the_choices_of_the_recipe() -> None:
 
 # -- what --help loads -------------------------------------------------------------------------------------
 
-VERBS = ("", "quantize", "export", "validate", "verify", "finetune", "benchmark", "reproduce", "doctor")
+VERBS = (
+    "",
+    "quantize",
+    "export",
+    "web",
+    "validate",
+    "verify",
+    "finetune",
+    "benchmark",
+    "reproduce",
+    "doctor",
+)
 BENCHMARKS = ("compare", "footprint", "kernels", "latency", "memory", "parallel", "schedule", "step")
 SHOW_HELP = f"""
 import sys

@@ -1,27 +1,32 @@
-"""Profile web: the graph of ort-cpu under the names of transformers.js, alone or in a folder of its own."""
+"""Profile web: the integers of ort-cpu in plain bytes, under the names of transformers.js."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 ir = pytest.importorskip("onnx_ir")
 
-from exported import CLASSIFIER, frozen_model, skeleton  # noqa: E402
+from exported import BITS, CLASSIFIER, frozen_model, run, to_onnx  # noqa: E402
 from tiny_bert import save_tiny_bert  # noqa: E402
+from tiny_models import tiny_batch  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 from mrem_deploy.base import cli  # noqa: E402
 from mrem_deploy.base.errors import UserError  # noqa: E402
-from mrem_deploy.export import __main__, export_all, transformers_js, write  # noqa: E402
+from mrem_deploy.export import __main__, bit_fields, export_all, transformers_js  # noqa: E402
+from mrem_deploy.export.builder import Builder  # noqa: E402
 from mrem_deploy.export.profiles import PROFILES, name_in_result  # noqa: E402
-from mrem_deploy.quant.frozen import FrozenModel  # noqa: E402
+from mrem_deploy.quant.frozen import FrozenModel, FrozenWeight  # noqa: E402
 from mrem_deploy.quant.spec import QuantSpec  # noqa: E402
 from mrem_deploy.result import Result  # noqa: E402
 from mrem_deploy.result.verification import verify  # noqa: E402
@@ -53,16 +58,55 @@ def test_the_widest_weight_names_the_file(bits: set[int], name: str, dtype: str)
     assert transformers_js.dtype_of(WEB.file_for(bits)) == dtype
 
 
-@pytest.mark.parametrize("bits", [QuantSpec(2, 2, 8), QuantSpec(8, 8, 8)])
-def test_what_runs_is_what_ort_cpu_runs(bits: QuantSpec) -> None:
-    """So every test of ort-cpu's numbers holds for this profile as well."""
-    frozen = frozen_model("bert", CLASSIFIER, bits)
-    graphs = []
-    for name in ("ort-cpu", "web"):
-        model = write.compact_proto(write.lowered(frozen, name, skeleton=skeleton("bert", CLASSIFIER)))
-        assert {entry.key: entry.value for entry in model.metadata_props}["profile"] == name
-        graphs.append(model.graph.SerializeToString())
-    assert graphs[0] == graphs[1]
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+@pytest.mark.parametrize("bits", [*BITS.values(), QuantSpec(3, 4, 8), QuantSpec(2, 2, 32)])
+def test_its_outputs_are_those_of_ort_cpu_bit_for_bit(kind: str, bits: QuantSpec) -> None:
+    """The same integers and scales, so every test of ort-cpu's numbers holds for this profile as well."""
+    frozen = frozen_model(kind, CLASSIFIER, dataclasses.replace(bits, per_channel=True))
+    batch = tiny_batch(kind)
+    models = {name: to_onnx(frozen, name) for name in ("ort-cpu", "web")}
+    came = {name: run(model, batch)["logits"] for name, model in models.items()}
+    assert np.array_equal(came["ort-cpu"], came["web"])
+    assert np.ptp(came["web"]) > 0
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_it_needs_no_type_that_a_browser_lacks(bits: str) -> None:
+    model = to_onnx(frozen_model("bert", CLASSIFIER, BITS[bits]), "web")
+    onnx.checker.check_model(model, full_check=True)
+    assert {entry.domain: entry.version for entry in model.opset_import}[""] == 21
+    kinds = {onnx.TensorProto.DataType.Name(tensor.data_type) for tensor in model.graph.initializer}
+    assert kinds <= {"FLOAT", "INT64", "UINT8", "UINT16", "INT8", "INT32"}
+    packed = [tensor for tensor in model.graph.initializer if tensor.name.endswith(".bytes")]
+    layers = frozen_model("bert", CLASSIFIER, BITS[bits]).weights
+    if bits == "8-8-8":
+        assert packed == []
+        return
+    width = 2 if bits.startswith("2") else 4
+    codes = sum(weight.codes.numel() for weight in layers.values())
+    assert sum(len(tensor.raw_data) for tensor in packed) == codes * width // 8
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 4, 7, 16])
+@pytest.mark.parametrize(("bits", "spacing"), [(2, 1), (2, 2), (3, 1), (4, 1)])
+def test_bytes_become_the_codes_again(bits: int, spacing: int, columns: int) -> None:
+    grid = np.array([-3, -1, 1, 3]) if spacing == 2 else np.arange(-(2 ** (bits - 1)), 2 ** (bits - 1))
+    codes = np.random.default_rng(columns).choice(grid, size=(len(grid), columns)).astype(np.int8)
+    codes[:, 0] = grid
+    weight = FrozenWeight(torch.from_numpy(codes), torch.tensor(1.0), bits, spacing)
+    a = ir.Value(name="a", type=ir.TensorType(ir.DataType.UINT8), shape=ir.Shape([None, None]))
+    graph = ir.Graph([a], [], nodes=[], opset_imports={"": 21}, name="fields")
+    graph.append(ir.Node("", "Identity", [a], outputs=[ir.Value(name="end")]))
+    build = Builder(graph)
+    build.anchor = graph[0]
+    unpacked = bit_fields.unpack(build, a, columns, weight, "w")
+    unpacked.type = ir.TensorType(ir.DataType.UINT8)
+    graph.outputs.append(unpacked)
+    model = ir.to_proto(ir.Model(graph, ir_version=10))
+    (came,) = ort.InferenceSession(model.SerializeToString()).run(
+        None, {"a": bit_fields.pack_rows(codes, weight)}
+    )
+    assert np.array_equal(came.astype(np.int64) - bit_fields.middle(weight), codes)
 
 
 @pytest.mark.usefixtures("traces")
