@@ -8,7 +8,7 @@
 #   make setup-gpu                  the CUDA builds of PyTorch and onnxruntime, also where make setup ran before
 #   make test PYTEST_ARGS="-k packing"
 #   make test TEST_PROCESSES=0      in one process, to see what a test prints
-#   make web-test WEB_ARGS="result --screenshots docs/img"   your own results instead of tiny ones
+#   make web-test WEB_ARGS="result --screenshots shots"   your own results instead of tiny ones
 #   make fuzz FUZZ_SECONDS=900 FUZZ_TARGETS="tables packing"
 #   make optimum RESULT=mrem-demo   your own result folder instead of a tiny one; also for `make oldest`
 #   make oldest OLD_PYTHON=/path/to/python3.10   if the oldest onnxruntime has no wheel for this Python

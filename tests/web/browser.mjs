@@ -11,6 +11,7 @@ const packages = join(job.packages, "node_modules");
 const { chromium } = createRequire(pathToFileURL(join(job.packages, "package.json")))("playwright-core");
 const FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
 const TJS = "/from-npm/";
+const PATIENCE = 600_000; // ms: on a busy machine slow is no failure
 const report = { browser: "", sites: {} };
 
 const browser = await chromium.launch({ executablePath: job.chromium, args: FLAGS });
@@ -20,6 +21,7 @@ report.browser = `Chromium ${browser.version()}`;
 async function open(site, { routes = {}, ready = true, ...options } = {}) {
   const context = await browser.newContext(options);
   const page = await context.newPage();
+  page.setDefaultTimeout(PATIENCE);
   const seen = { errors: [], foreign: [], requests: [] };
   page.on("console", (message) => message.type() === "error" && seen.errors.push(message.text()));
   page.on("pageerror", (error) => seen.errors.push(String(error)));
@@ -28,8 +30,8 @@ async function open(site, { routes = {}, ready = true, ...options } = {}) {
     if (!request.url().startsWith(site.url) && !/^(blob|data):/.test(request.url())) seen.foreign.push(request.url());
   });
   for (const [path, answer] of Object.entries(routes)) await page.route(`${site.url}${path}`, answer);
-  await page.goto(site.url);
-  if (ready) await page.locator("#form").waitFor({ timeout: 120_000 });
+  await page.goto(site.url, { timeout: PATIENCE });
+  if (ready) await page.locator("#form").waitFor();
   return { page, seen, close: () => context.close() };
 }
 

@@ -1,4 +1,4 @@
-"""`mrem web`: the folder it writes, what it refuses, how it gets its libraries. `make web-test`: the browser."""
+"""`mrem web`: the folder it writes, what it refuses, how it gets its libraries. For the browser: web-test."""
 
 from __future__ import annotations
 
