@@ -36,8 +36,8 @@ from mrem_deploy.export.origin import Origin, origin_of  # noqa: E402
 from mrem_deploy.quant.frozen import FrozenModel  # noqa: E402
 from mrem_deploy.quant.spec import QuantSpec  # noqa: E402
 
-# `web` has the integers of `ort-cpu` in other bytes (test_web_profile.py compares them), `mrem-cpu` the graph of
-# functions that are compared with it (test_mrem_cpu.py).
+# `web` has the integers of `ort-cpu` in other bytes (test_web_profile.py compares them), `mrem-cpu` the graph
+# of functions that are compared with it (test_mrem_cpu.py).
 FORMS = tuple(name for name in PROFILES if name not in ("web", "mrem-cpu"))
 
 
