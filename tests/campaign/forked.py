@@ -196,7 +196,7 @@ def run(
 
 def _await_rest() -> tuple[str, ...]:
     """Wait for what the command started; end what does not end by itself, and name it."""
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + GRACE_SECONDS * crowd()
     while (alive := descendants(os.getpid())) and time.monotonic() < deadline:
         _reap()
         time.sleep(0.02)
@@ -210,6 +210,11 @@ def _await_rest() -> tuple[str, ...]:
         time.sleep(0.02)
     _reap()
     return tuple(names)
+
+
+def crowd() -> float:
+    """How many processes want each processor, at least 1: everything takes that many times longer."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def _reap() -> None:

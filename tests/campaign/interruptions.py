@@ -197,8 +197,7 @@ def check_left(place: Place, outcome: Outcome, ended: Ended, number: signal.Sign
 
 def allowed_seconds() -> float:
     """Two seconds and some room; as many times longer as more processes than processors want to run."""
-    crowd = os.getloadavg()[0] / (os.cpu_count() or 1)
-    return (LEAVE_SECONDS + 3.0) * max(1.0, crowd)
+    return (LEAVE_SECONDS + 3.0) * forked.crowd()
 
 
 # -- what both share ---------------------------------------------------------------------------------------
