@@ -53,6 +53,7 @@ struct OrtCustomOpDomain {
 };
 
 struct OrtSessionOptions {
+    std::map<std::string, std::string> entries;
     std::vector<OrtCustomOpDomain*> domains;
 };
 
@@ -143,6 +144,17 @@ inline OrtApi made_api() {
         if (fails()) return status("no domain added");
         options->domains.push_back(domain);
         return nullptr;
+    };
+    api.HasSessionConfigEntry = [](const OrtSessionOptions* options, const char* key,
+                                   int* out) -> OrtStatus* {
+        if (fails()) return status("no entries");
+        *out = options->entries.count(key) != 0;
+        return nullptr;
+    };
+    api.GetSessionConfigEntry = [](const OrtSessionOptions* options, const char* key, char* out,
+                                   std::size_t* size) -> OrtStatus* {
+        if (fails()) return status("no entry");
+        return text(options->entries.at(key), out, size);
     };
     api.ReleaseCustomOpDomain = [](OrtCustomOpDomain* domain) { delete domain; };
 

@@ -88,7 +88,12 @@ struct OrtApi {
     void(MREM_ORT_CALL* ReleaseTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo* info);
     void* gap_100[1];
     void(MREM_ORT_CALL* ReleaseCustomOpDomain)(OrtCustomOpDomain* domain);
-    void* gap_102[142];
+    void* gap_102[135];
+    OrtStatus*(MREM_ORT_CALL* HasSessionConfigEntry)(const OrtSessionOptions* options, const char* key,
+                                                     int* out);
+    OrtStatus*(MREM_ORT_CALL* GetSessionConfigEntry)(const OrtSessionOptions* options, const char* key,
+                                                     char* out, std::size_t* size);
+    void* gap_239[5];
     OrtStatus*(MREM_ORT_CALL* KernelInfo_GetNodeName)(const OrtKernelInfo* info, char* out,
                                                       std::size_t* size);
     void* gap_245[4];
@@ -163,6 +168,8 @@ MREM_ORT_PLACE(KernelContext_GetOutput, 91);
 MREM_ORT_PLACE(ReleaseStatus, 93);
 MREM_ORT_PLACE(ReleaseTensorTypeAndShapeInfo, 99);
 MREM_ORT_PLACE(ReleaseCustomOpDomain, 101);
+MREM_ORT_PLACE(HasSessionConfigEntry, 237);
+MREM_ORT_PLACE(GetSessionConfigEntry, 238);
 MREM_ORT_PLACE(KernelInfo_GetNodeName, 244);
 MREM_ORT_PLACE(KernelInfoGetConstantInput_tensor, 249);
 MREM_ORT_PLACE(KernelContext_ParallelFor, 274);

@@ -134,7 +134,9 @@ inline void draw_mask(Sample& sample, std::vector<std::int64_t> shape, Draw& dra
 // hidden and mask of a block; (batch, tokens), now and then empty.
 inline std::pair<std::size_t, std::size_t> draw_hidden(Sample& sample, std::size_t hidden, Draw& draw) {
     // Now and then more rows than one task takes.
-    const std::size_t batch = draw.chance(16) ? 0 : draw.chance(32) ? draw.from(12, 30) : draw.from(1, 3),
+    const std::size_t batch = draw.chance(16)   ? 0
+                              : draw.chance(32) ? draw.from(12, 30)
+                                                : draw.from(1, 3),
                       tokens = draw.chance(16) ? 0 : draw.from(1, 21);
     const auto b = static_cast<std::int64_t>(batch), t = static_cast<std::int64_t>(tokens);
     sample.dims = {b, t, static_cast<std::int64_t>(hidden)};
@@ -151,7 +153,8 @@ inline const std::int64_t* input_ids(const Sample& sample, std::size_t i) {
 }
 
 inline void draw_linear(Sample& sample, Draw& draw) {
-    sample.op = &low_bit_linear();
+    static const OrtCustomOp* const op = new_low_bit_linear(3);
+    sample.op = op;
     const std::size_t in = draw.size(140), out = draw.size(40), rows = draw.chance(16) ? 0 : draw.from(1, 9);
     const auto count = static_cast<std::int64_t>(rows), width = static_cast<std::int64_t>(in);
     const bool three = draw.chance(2);
@@ -168,7 +171,8 @@ inline void draw_linear(Sample& sample, Draw& draw) {
 }
 
 inline void draw_attention(Sample& sample, Draw& draw) {
-    sample.op = &attention_block();
+    static const OrtCustomOp* const op = new_attention_block(3);
+    sample.op = op;
     AttentionShape shape{};
     shape.heads = draw.from(1, 3);
     shape.hidden = shape.heads * draw.size(40);
@@ -198,7 +202,8 @@ inline void draw_attention(Sample& sample, Draw& draw) {
 }
 
 inline void draw_feed_forward(Sample& sample, Draw& draw) {
-    sample.op = &feed_forward_block();
+    static const OrtCustomOp* const op = new_feed_forward_block(3);
+    sample.op = op;
     FeedForwardShape shape{};
     shape.hidden = draw.size(70);
     shape.middle = draw.size(140);
@@ -242,7 +247,8 @@ struct PlainEmbedding {
 };
 
 inline void draw_embedding(Sample& sample, Draw& draw) {
-    sample.op = &packed_embedding();
+    static const OrtCustomOp* const op = new_packed_embedding(3);
+    sample.op = op;
     PlainEmbedding plain{};
     plain.width = draw.size(50);
     const std::size_t vocabulary = draw.from(1, 20), positions = draw.from(1, 24), types = draw.below(3);

@@ -360,6 +360,16 @@ void test_registration() {
         if (op->version != kApiVersion || op->GetOutputTypeCount(op) != 1 || op->GetInputTypeCount(op) < 4)
             fail("an operator");
     }
+    for (const char* threads : {"1", "64"}) {
+        more.entries["mrem.threads"] = threads;
+        if (!message(RegisterCustomOps(&more, &fake_ort::base())).empty()) fail("registration with threads");
+    }
+    if (more.domains.size() != 3 || more.domains[1] == more.domains[2]) fail("domains by threads");
+    for (const char* wrong : {"", "0", "-1", "2 ", "many", "99999", "123456789012345678901234567890"}) {
+        more.entries["mrem.threads"] = wrong;
+        const std::string found = message(RegisterCustomOps(&more, &fake_ort::base()));
+        if (found.find("mrem.threads") == std::string::npos) fail("wrong threads: " + found);
+    }
     fake_ort::version = 16;
     const std::string old = message(RegisterCustomOps(&options, &fake_ort::base()));
     fake_ort::version = 23;

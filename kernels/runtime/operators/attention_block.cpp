@@ -79,9 +79,6 @@ class AttentionKernel {
 
 }  // namespace
 
-const OrtCustomOp& attention_block() {
-    static const Operator<AttentionKernel> op;
-    return op;
-}
+const OrtCustomOp* new_attention_block(std::size_t threads) { return new Operator<AttentionKernel>(threads); }
 
 }  // namespace mrem::runtime

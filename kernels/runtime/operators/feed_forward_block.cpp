@@ -42,9 +42,8 @@ class FeedForwardKernel {
 
 }  // namespace
 
-const OrtCustomOp& feed_forward_block() {
-    static const Operator<FeedForwardKernel> op;
-    return op;
+const OrtCustomOp* new_feed_forward_block(std::size_t threads) {
+    return new Operator<FeedForwardKernel>(threads);
 }
 
 }  // namespace mrem::runtime

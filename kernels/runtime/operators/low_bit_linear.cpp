@@ -50,9 +50,6 @@ class LinearKernel {
 
 }  // namespace
 
-const OrtCustomOp& low_bit_linear() {
-    static const Operator<LinearKernel> op;
-    return op;
-}
+const OrtCustomOp* new_low_bit_linear(std::size_t threads) { return new Operator<LinearKernel>(threads); }
 
 }  // namespace mrem::runtime

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <exception>
 #include <limits>
-#include <thread>
 
 namespace mrem::runtime {
 namespace {
@@ -267,9 +266,6 @@ float* Call::output(const std::vector<std::int64_t>& dims) const {
     if (data == nullptr) throw Error(title_ + ": the output has no memory");
     return static_cast<float*>(data);
 }
-
-// The interface cannot tell how many threads the session has: a bound.
-std::size_t SessionPool::threads() const { return std::max(1u, std::thread::hardware_concurrency()); }
 
 void SessionPool::run(std::size_t tasks, void (*body)(std::size_t task, void* context), void* context) {
     struct Shared {

@@ -100,12 +100,13 @@ class Call {
 // onnxruntime's threads, for the time of one call.
 class SessionPool final : public Pool {
   public:
-    explicit SessionPool(const Call& call) : call_(call) {}
-    std::size_t threads() const override;
+    SessionPool(const Call& call, std::size_t threads) : call_(call), threads_(threads) {}
+    std::size_t threads() const override { return threads_; }
     void run(std::size_t tasks, void (*body)(std::size_t task, void* context), void* context) override;
 
   private:
     const Call& call_;
+    std::size_t threads_;
 };
 
 }  // namespace mrem::runtime

@@ -43,10 +43,14 @@ struct Operator : OrtCustomOp {
         const OrtApi& api;
         std::string title;
         Kernel kernel;
-        Made(const OrtApi& ort, const Node& node) : api(ort), title(node.title()), kernel(node) {}
+        std::size_t threads;
+        Made(const OrtApi& ort, const Node& node, std::size_t count)
+            : api(ort), title(node.title()), kernel(node), threads(count) {}
     };
 
-    Operator() : OrtCustomOp{} {
+    std::size_t threads;  // of the sessions that it is registered for
+
+    explicit Operator(std::size_t count) : OrtCustomOp{}, threads(count) {
         constexpr std::size_t kInputCount = sizeof(Kernel::kInputs) / sizeof(Port);
         version = kApiVersion;
         GetName = [](const OrtCustomOp*) { return Kernel::kName; };
@@ -66,12 +70,13 @@ struct Operator : OrtCustomOp {
         GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 1; };
         GetStartVersion = [](const OrtCustomOp*) { return 1; };
         GetEndVersion = [](const OrtCustomOp*) { return 1; };
-        CreateKernelV2 = [](const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
+        CreateKernelV2 = [](const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info,
+                            void** kernel) {
             *kernel = nullptr;
             return guarded(*api, [&] {
                 const Node node(*api, info, Kernel::kName);
                 try {
-                    *kernel = new Made(*api, node);
+                    *kernel = new Made(*api, node, static_cast<const Operator*>(op)->threads);
                 } catch (const std::invalid_argument& problem) {  // what blocks.h cannot compute
                     node.refuse(problem.what());
                 }
@@ -81,7 +86,7 @@ struct Operator : OrtCustomOp {
             const auto& made = *static_cast<const Made*>(kernel);
             return guarded(made.api, [&] {
                 const Call call(made.api, context, made.title);
-                SessionPool pool(call);
+                SessionPool pool(call, made.threads);
                 made.kernel.compute(call, pool);
             });
         };
@@ -89,10 +94,10 @@ struct Operator : OrtCustomOp {
     }
 };
 
-// One object each, for as long as the library is loaded.
-const OrtCustomOp& packed_embedding();
-const OrtCustomOp& attention_block();
-const OrtCustomOp& feed_forward_block();
-const OrtCustomOp& low_bit_linear();
+// New objects; onnxruntime wants them for as long as there is a session.
+const OrtCustomOp* new_packed_embedding(std::size_t threads);
+const OrtCustomOp* new_attention_block(std::size_t threads);
+const OrtCustomOp* new_feed_forward_block(std::size_t threads);
+const OrtCustomOp* new_low_bit_linear(std::size_t threads);
 
 }  // namespace mrem::runtime

@@ -173,9 +173,8 @@ class EmbeddingKernel {
 
 }  // namespace
 
-const OrtCustomOp& packed_embedding() {
-    static const Operator<EmbeddingKernel> op;
-    return op;
+const OrtCustomOp* new_packed_embedding(std::size_t threads) {
+    return new Operator<EmbeddingKernel>(threads);
 }
 
 }  // namespace mrem::runtime

@@ -51,9 +51,11 @@ def _registered(threads: int, start_from: onnxruntime.SessionOptions | None) -> 
     import onnxruntime
 
     made = onnxruntime.SessionOptions() if start_from is None else start_from
-    made.register_custom_ops_library(os.fspath(library()))
     if threads:
         made.intra_op_num_threads = threads
+    if made.intra_op_num_threads > 0:  # the operators cannot ask onnxruntime
+        made.add_session_config_entry("mrem.threads", str(made.intra_op_num_threads))
+    made.register_custom_ops_library(os.fspath(library()))
     return made
 
 
