@@ -138,6 +138,10 @@ def test_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
         for pattern in ("*.py", "*.pyi"):
             for file in (ROOT / folder).rglob(pattern):
                 expected.add(f"{package}/{file.relative_to(ROOT / folder).as_posix()}")
+    # The page that `mrem web` writes is data of the package.
+    web = ROOT / "mrem_deploy" / "web"
+    page = [*(web / "page").iterdir(), web / "npm" / "package.json", web / "npm" / "package-lock.json"]
+    expected |= {file.relative_to(ROOT).as_posix() for file in page}
     extension = {name for name in held if re.fullmatch(r"mrem_deploy/kernels/cpu/_cpu\..*(so|pyd)", name)}
     assert held - extension == expected  # no C++ sources, no tests, no top-level `kernels` or `export`
     assert len(extension) == 1 or not os.environ.get("MREM_REQUIRE_EXT")
