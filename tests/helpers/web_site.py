@@ -156,14 +156,14 @@ def _tiny_results(root: Path) -> list[Path]:
         (root / "model" / "config.json").write_text(json.dumps(config))
         rows = sentences(80, seed=1)
         pairs = [row | {"other": rows[-1 - i]["text"]} for i, row in enumerate(rows)]
-        write_jsonl(root / "pairs" / "train.jsonl", pairs[:60])
-        write_jsonl(root / "pairs" / "dev.jsonl", pairs[60:])
-        save_model(root / "embedder", "BertModel")
-        quick = {"method": "ptq", "export": "none"}
+        write_jsonl(root / "pair-data" / "train.jsonl", pairs[:60])
+        write_jsonl(root / "pair-data" / "dev.jsonl", pairs[60:])
+        save_model(root / "encoder", "BertModel")
+        quick = {"method": "ptq", "export": "none", "threads": 1}
         jobs = {
             "classifier": {"bits": "4-4-8", **quick},
-            "pairs": {"bits": "2-2-8", "data": root / "pairs", "text_pair_column": "other", **quick},
-            "embedder": {"bits": "8-8-8", "model": root / "embedder", "task": "feature-extraction", **quick},
+            "pairs": {"bits": "2-2-8", "data": root / "pair-data", "text_pair_column": "other", **quick},
+            "embedder": {"bits": "8-8-8", "model": root / "encoder", "task": "feature-extraction", **quick},
         }
         for name, given in jobs.items():
             if job_in(root, name, **given).run("--no-validate") != 0:
