@@ -33,6 +33,45 @@ void unpack(const GemmKernels& kernels, const Weights& weights, std::size_t pane
     }
 }
 
+void prefetch([[maybe_unused]] const std::uint8_t* codes) {
+#if defined(__GNUC__)
+    __builtin_prefetch(codes, 0, 0);
+#endif
+}
+
+// While the tiles of a block run, the codes of the next one come from memory, a share of them before each
+// tile. Codes are read once per call, so they need no place in the caches afterwards.
+class Ahead {
+  public:
+    Ahead(const Weights& weights, std::size_t panel, std::size_t count, std::size_t first, std::size_t quads,
+          std::size_t all, std::size_t last, std::size_t rows, std::size_t most) {
+        const std::size_t per_step = fields(weights.coding().bits);
+        const bool further = first + quads < all;
+        const std::size_t next = further ? panel : panel + count;
+        panels_ = std::min({count, last - next, kMost});
+        at_ = further ? first + quads : 0;
+        bytes_ = std::min(quads, all - at_) / per_step * kStepBytes;
+        for (std::size_t p = 0; p < panels_; ++p) {
+            from_[p] = weights.panel(next + p) + at_ / per_step * kStepBytes;
+        }
+        share_ = round_up(ceil_div(bytes_, ceil_div(rows, most)), 64);
+    }
+    void some() {
+        const std::size_t end = std::min(bytes_, done_ + share_);
+        for (std::size_t p = 0; p < panels_; ++p) {
+            for (std::size_t at = done_; at < end; at += 64) {
+                prefetch(from_[p] + at);
+            }
+        }
+        done_ = end;
+    }
+
+  private:
+    static constexpr std::size_t kMost = 8;  // panels; no tile is wider
+    const std::uint8_t* from_[kMost] = {};
+    std::size_t panels_ = 0, at_ = 0, bytes_ = 0, share_ = 0, done_ = 0;
+};
+
 }  // namespace
 
 void quantize_rows(const FloatKernels& floats, const float* x, const std::uint32_t* index, std::size_t first,
@@ -110,7 +149,9 @@ void multiply(const Target& target, const Weights& weights, const CodeRows& x, s
             const std::size_t padded = quads > kernels.quads ? round_up(quads, kernels.quads) : quads;
             unpack(kernels, weights, panel, count, from, quads, padded, b);
             const std::uint8_t* cuts = weights.cuts(panel, block, blocks.count);
+            Ahead ahead(weights, panel, count, from, quads, all, last, rows, kernels.rows);
             by_tiles(rows, kernels.rows, [&](std::size_t row, std::size_t height) {
+                ahead.some();
                 std::int32_t* sums = all_sums + (blocks.count > 1 ? row * width : 0);
                 const std::uint8_t* a = x.codes + row * x.stride + from * kQuad;
                 kernels.tile(height, count,
