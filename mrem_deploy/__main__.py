@@ -26,6 +26,7 @@ VERBS = {
     "web": Verb("write a page on which a quantized model runs in the browser", "mrem_deploy.web.__main__"),
     "validate": Verb("compare an exported ONNX model with the original", "mrem_deploy.validate"),
     "verify": Verb("check a result folder for damage", "mrem_deploy.verify"),
+    "beir": Verb("make a retrieval set in BEIR's layout from SQuAD", "mrem_deploy.data.from_squad"),
     "finetune": Verb("fine-tune a model in full precision on a task", "mrem_deploy.finetune", True),
     "benchmark": Verb(
         "measure latency, size, kernels, and the time and memory of training", "mrem_deploy.benchmark"

@@ -15,6 +15,7 @@ from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
 
 VERBS = {
+    "batches": "whether a sentence has the same vector in any batch, next to quantize_dynamic",
     "compare": "accuracy, size and speed of results next to onnxruntime's own quantizers, in one picture",
     "footprint": "peak memory of a quantized training step, fused ops against ordinary autograd",
     "kernels": "fake quantization by the C++ kernels against eager, PyTorch's own op and torch.compile",

@@ -12,6 +12,7 @@ examples:
   python -m mrem_deploy.finetune --model bert-base-uncased --task sst2 --data glue/SST-2 --out bert-sst2
   python -m mrem_deploy.finetune --model my-encoder --task squad --data squad --epochs 2 --out my-reader
   python -m mrem_deploy.finetune --model my-encoder --task token-classification --data conll --out my-tagger
+  python -m mrem_deploy.finetune --model my-encoder --task reranking --data squad-beir --out my-reranker
   python -m mrem_deploy.finetune --model my-encoder --task text-classification --data reviews.csv \\
       --text-column review --label-column stars --epochs 2 --out my-classifier
 """
@@ -27,7 +28,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--model", required=True, help="folder or hub id of the encoder; a new head is added where needed")
-    add("--task", required=True, help="a GLUE task, squad, squad_v2, text- or token-classification")
+    add(
+        "--task",
+        required=True,
+        help="a GLUE task, squad, squad_v2, text- or token-classification, or reranking",
+    )
     add("--data", required=True, help="folder, file or hub id of the task's data")
     add("--out", required=True, help="folder for the fine-tuned model; written as a whole at the end")
     add("--eval-data", help="evaluation file, if it is not next to the training file")

@@ -30,7 +30,7 @@ from mrem_deploy.base.place import hold, new_token
 from mrem_deploy.base.progress import say
 from mrem_deploy.base.resuming import COMMAND, resumable
 from mrem_deploy.data.encoded import Encoded
-from mrem_deploy.data.labels import CLASSES, label_order
+from mrem_deploy.data.labels import CLASSES, SCORED, label_order
 from mrem_deploy.data.squad import Questions, Windows
 from mrem_deploy.data.tagging import TaggedTexts, TaggedTokens
 from mrem_deploy.data.task_data import Columns, Task, TaskData, Texts, open_task, sample
@@ -41,7 +41,7 @@ from mrem_deploy.evaluate.scorers import scorer_for
 from mrem_deploy.models.loading import check_max_length, load_model, quiet_transformers
 from mrem_deploy.preflight import check_out, check_paths, resolve_device
 from mrem_deploy.train.checkpoint import CheckpointStore, open_store
-from mrem_deploy.train.supervised import LoopSettings, train_on_labels
+from mrem_deploy.train.supervised import LoopSettings, batch_loss, relevance_loss, train_on_labels
 
 RECORD = "finetune.json"  # its presence marks a folder as ours to replace
 RECORD_FORMAT = 1
@@ -195,7 +195,8 @@ def _finetune(
     )
     store = store_of({**settings.identity(), "training data": _digest(encoded.digest(), targets)})
     with PeakMemory(device) as memory:
-        log = train_on_labels(model.to(device), encoded, targets, loop, store)
+        loss = relevance_loss if task.kind == "reranking" else batch_loss
+        log = train_on_labels(model.to(device), encoded, targets, loop, store, loss)
     splits = {split: evaluation.score(split, model) for split, evaluation in evaluations.items()}
     first = next(iter(splits.values()))
     record = Record(
@@ -231,8 +232,8 @@ def _labelled(task_data: TaskData) -> Texts:
     if task.label_free:
         raise UserError(
             f"{task.name} has no labels to learn from; expected classes, scores, tags or answers.",
-            "Choose a GLUE task, squad, squad_v2, text-classification or, on files with tags, "
-            "token-classification. An embedding model is quantized as it is.",
+            "Choose a GLUE task, squad, squad_v2, text-classification, reranking with a label for every pair "
+            "or, on files with tags, token-classification. An embedding model is quantized as it is.",
         )
     texts = task_data.train(needs_labels=True)
     if task.kind in CLASSES and len(texts.label_names) < 2:
@@ -259,11 +260,11 @@ def _load(
     takes the data's; the same number of other names is refused by `label_order`: nobody can tell
     which is which.
     """
-    count = {"regression": 1, "question-answering": 2}.get(task.kind, len(names))  # 2: start and end
+    count = {"regression": 1, "reranking": 1, "question-answering": 2}.get(task.kind, len(names))
     model, tokenizer = load_model(settings.model, task.head, count, allow_new_head=True)
     check_max_length(model, settings.max_length)
     config = model.config
-    if task.head == "sequence-classification":
+    if task.head == "sequence-classification" and task.kind != "reranking":
         config.problem_type = "regression" if task.kind == "regression" else "single_label_classification"
     nameless = all(re.fullmatch(r"LABEL_\d+", str(name)) for name in config.id2label.values())
     if task.kind in CLASSES and nameless:
@@ -282,7 +283,7 @@ def _targets(texts: Texts, encoded: Encoded, model: PreTrainedModel, task: Task)
         assert texts.tags is not None, "read with needs_labels"
         return torch.from_numpy(encoded.targets(texts.tags, order))
     assert texts.labels is not None, "read with needs_labels"
-    return torch.from_numpy(texts.labels if task.kind == "regression" else order[texts.labels])
+    return torch.from_numpy(texts.labels if task.kind in SCORED else order[texts.labels])
 
 
 class _Evaluation:

@@ -22,7 +22,7 @@ from mrem_deploy.base.files import explained, is_in_lower_layer, is_mount_point
 from mrem_deploy.base.options import flag
 from mrem_deploy.base.outside import path_of, shown
 from mrem_deploy.base.progress import say
-from mrem_deploy.data.labels import label_order
+from mrem_deploy.data.labels import SCORED, label_order
 from mrem_deploy.data.squad import Questions
 from mrem_deploy.data.task_data import TaskData, Texts
 from mrem_deploy.deploy import own_runtime
@@ -213,7 +213,7 @@ def check_labels(task_data: TaskData, texts: Texts, model: PreTrainedModel) -> N
             f"note: of {len(misplaced)} questions, such as {misplaced[0]!r}, an answer is not at its "
             "answer_start; calibration does not use answers"
         )
-    if task.kind == "regression" and model.config.num_labels != 1:
+    if task.kind in SCORED and model.config.num_labels != 1:
         raise UserError(
             f"{task.name} needs a model with one output; this one has {model.config.num_labels}",
             "give a checkpoint fine-tuned for this task",

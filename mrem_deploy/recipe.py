@@ -54,9 +54,9 @@ class Recipe:
     model: str | None = option(None, "folder or hub id of the fine-tuned model", group=MODEL)
     task: str | None = option(
         None,
-        "a GLUE task (sst2, mnli, …), squad, squad_v2, text-classification or token-classification. Without "
-        "labels: feature-extraction, token-classification (sentences without tags) or question-answering; "
-        "the score is then how well the quantized model agrees with the original",
+        "a GLUE task (sst2, mnli, …), squad, squad_v2, text-classification, token-classification, retrieval "
+        "or reranking. Without labels: feature-extraction, question-answering, token-classification and "
+        "reranking; the score is then how well the quantized model agrees with the original",
         group=MODEL,
     )
     data: str | None = option(None, "folder, file or hub id of the task's data", group=MODEL)
@@ -185,6 +185,12 @@ class Recipe:
     eval_size: int = option(
         0, "evaluate on this many random examples of the evaluation split; 0: on all", group=MODEL, least=0
     )
+    threshold: float | None = option(
+        None,
+        "the threshold that your program compares scores with: the share of predictions that cross it is "
+        "reported (probabilities; cosines of embeddings; scores of a regression)",
+        group=MODEL, decides=False, before=None,
+    )  # fmt: skip
     staleness: int = option(
         8, "outputs that the queue between two modules holds", group=MREM_P, least=1, rare=True
     )
@@ -203,12 +209,7 @@ class Recipe:
         group=MREM_P, least=0, most=MOST_THREADS, decides=False,
     )  # fmt: skip
     max_restarts: int = option(
-        3,
-        "how often to restart all workers after one died",
-        group=MREM_P,
-        least=0,
-        decides=False,
-        rare=True,
+        3, "how often to restart all workers after one died", group=MREM_P, least=0, decides=False, rare=True
     )
     worker_timeout: int = option(
         600,

@@ -36,6 +36,9 @@ examples:
 """
 
 
+_OF_RECIPE = ("eval_size", "data", "eval_data", "model", "threshold")
+
+
 @dataclass(frozen=True)
 class Settings:
     """What to validate and how; None means the value in the folder's recipe."""
@@ -48,6 +51,7 @@ class Settings:
     data: str | None = None
     eval_data: str | None = None
     model: str | None = None
+    threshold: float | None = None
     batch_size: int = 32
     threads: int = 0
     provider: str = "cpu"
@@ -79,6 +83,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--model", metavar="PATH", help="the full-precision model, if it moved since or is another"
     )
     parser.add_argument(
+        "--threshold",
+        metavar="X",
+        type=_number,
+        help="your program's threshold of scores: how many predictions cross it (default: as in recipe.yaml)",
+    )
+    parser.add_argument(
         "--batch-size", type=whole("--batch-size", 1), default=32, help="examples at once (default 32)"
     )
     parser.add_argument(
@@ -106,6 +116,16 @@ def _points(text: str) -> float:
     return value
 
 
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"--threshold must be a number; got {text!r}", "for example --threshold 0.5")
+    return value
+
+
 def main(argv: list[str] | None = None) -> int:
     values = vars(build_parser().parse_args(argv))
     settings = Settings(**values | {"folder": path_of("DIR", values["folder"])})
@@ -120,8 +140,10 @@ def validate(settings: Settings) -> Validation:
 
     from mrem_deploy.base.files import check_folder, write_json
     from mrem_deploy.base.progress import say
+    from mrem_deploy.data.tasks import find_task
     from mrem_deploy.deploy import runtime, validation
     from mrem_deploy.evaluate.accuracy import BY_ONNXRUNTIME, QUANTIZED
+    from mrem_deploy.evaluate.drift import check_range
     from mrem_deploy.evaluate.evaluation import Evaluation
     from mrem_deploy.evaluate.predict import torch_predictor
     from mrem_deploy.models.loading import load_tokenizer
@@ -144,12 +166,15 @@ def validate(settings: Settings) -> Validation:
 
     say(f"reading the evaluation split of {recipe.task}")
     tokenizer = load_tokenizer(folder)
+    check_range(recipe.threshold, find_task(str(recipe.task)).kind)
     sentences = sentence_files(folder, recipe.model or "")
     evaluation = Evaluation(
         recipe, _open_data(recipe), tokenizer, frozen.config, settings.batch_size, sentences
     )
     quantized = build(frozen)
     problem = add_original(evaluation, recipe, frozen.head)
+    if problem is None:
+        evaluation.check_threshold()
     evaluation.add(QUANTIZED, torch_predictor(quantized))
     found = validation.examine(model, evaluation, quantized, settings.threads, where)
     found = replace(found, both_ways=validation.both_ways(model, evaluation, settings.threads, where))
@@ -219,7 +244,7 @@ def recipe_of(settings: Settings) -> Recipe:
     if not path.is_file():
         raise UserError(f"{settings.folder} has no {RECIPE}", "copy the whole result folder again")
     recipe = make_recipe(from_yaml(path))
-    given = {name: getattr(settings, name) for name in ("eval_size", "data", "eval_data", "model")}
+    given = {name: getattr(settings, name) for name in _OF_RECIPE}
     return replace(recipe, **{name: value for name, value in given.items() if value is not None})
 
 

@@ -48,8 +48,7 @@ def options_of(verb: str, arguments: list[str]) -> set[str]:
         parser = argparse.ArgumentParser()
         module.add_options(parser)
     else:
-        inner = ".__main__" if verb in ("export", "reproduce", "web") else ""
-        module = importlib.import_module(f"mrem_deploy.{verb}{inner}")
+        module = importlib.import_module(VERBS[verb].module)
         if not hasattr(module, "build_parser"):
             return set()
         parser = module.build_parser()

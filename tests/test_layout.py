@@ -161,12 +161,14 @@ VERBS = (
     "web",
     "validate",
     "verify",
+    "beir",
     "finetune",
     "benchmark",
     "reproduce",
     "doctor",
 )
-BENCHMARKS = ("compare", "footprint", "kernels", "latency", "memory", "parallel", "schedule", "step")
+BENCHMARKS = ("batches", "compare", "footprint", "kernels", "latency", "memory", "parallel", "schedule")
+BENCHMARKS += ("step",)
 SHOW_HELP = f"""
 import sys
 from mrem_deploy.__main__ import main

@@ -50,6 +50,7 @@ OPTIONS: dict[str, tuple[str, list[str], Any]] = {
     "label_column": ("3", ["3"], "3"),
     "eval_data": ("elsewhere/dev", ["elsewhere/dev"], "elsewhere/dev"),
     "eval_size": ("100", ["100"], 100),
+    "threshold": ("0.5", ["0.5"], 0.5),
     "staleness": ("4", ["4"], 4),
     "teacher_forcing": ("0", ["0"], 0.0),
     "deterministic": ("true", [], True),
@@ -254,7 +255,8 @@ def test_the_digest_follows_what_decides_the_result(name: str) -> None:
     changed = dataclasses.replace(plain, **beside | {name: OPTIONS[name][2]})
     same = changed.digest() == dataclasses.replace(plain, **beside).digest()
     of_no_weight = ("out", "preset", "cache_dir", "max_memory", "checkpoint_steps", "export", "validate")
-    assert same == (name in (*of_no_weight, "scored_by", "workers", "max_restarts", "worker_timeout"))
+    of_no_weight += ("threshold", "scored_by", "workers", "max_restarts", "worker_timeout")
+    assert same == (name in of_no_weight)
 
 
 def test_the_digest_of_a_recipe_stays() -> None:

@@ -41,6 +41,7 @@ DEFAULTS = {
     "eval_size": opt.Default(0, 200),
 }
 NAME = "compare"
+AGAINST = ("flips", "flips_error", "kl", "kl_error", "cosine", "overlap", "overlap_error", "rank")
 CALIBRATION_SENTENCES = 128  # for quantize_static, drawn from the training split
 # By default quantize_static quantizes every operator, LayerNorm and softmax included, and loses many points
 # (docs/latency.md). This is the stronger rival.
@@ -259,6 +260,7 @@ def _score(
     """Every model on the same examples, in batches of the timed size: quantize_dynamic takes its ranges
     from the batch, so its score depends on it."""
     from mrem_deploy.deploy.runtime import check_alike, onnx_predictor, open_session
+    from mrem_deploy.evaluate.drift import drift_of
     from mrem_deploy.evaluate.predict import predict
 
     evaluation = _evaluation(recipe, subject)
@@ -273,7 +275,10 @@ def _score(
         base, own = rows[BASE], rows[contender.name]
         check_alike(str(contender.path), own, base)
         agreement, fidelity = scorer.agreement(base, own), scorer.fidelity(base, own)
-        against = {name: getattr(fidelity, name) for name in ("flips", "flips_error", "kl", "kl_error")}
+        against = {name: getattr(fidelity, name) for name in AGAINST}
+        if fidelity.overlap is not None:
+            drift = drift_of(*scorer.thresholded(base, own))
+            against |= {"drift": drift.mean if drift else None}
         if evaluation.task.label_free:
             value = 100.0 if contender.name == BASE else agreement[metric]
             share = next(iter(agreement.values()))

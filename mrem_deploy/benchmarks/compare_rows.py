@@ -12,6 +12,9 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.outside import UNREADABLE
 
 BASE = "ORT fp32"
+# Of embedders and rerankers: column, field, digits.
+RANKED = (("cosine", "cosine", 2), ("first ten, %", "overlap", 1), ("rank corr.", "rank", 3),
+          ("drift", "drift", 4))  # fmt: skip
 FIDELITY_NOTE = f" Flips: predictions that differ from {BASE}'s. KL: their mean divergence from it, in nats."
 
 
@@ -33,6 +36,11 @@ class Score:
     flips_error: float | None = None
     kl: float | None = None  # nats
     kl_error: float | None = None
+    cosine: float | None = None  # of embeddings, with those of ORT fp32, times 100
+    overlap: float | None = None  # percent of the first ten that both find
+    overlap_error: float | None = None
+    rank: float | None = None  # rank correlation over what ORT fp32 finds
+    drift: float | None = None  # mean |score − score of ORT fp32|
 
 
 @dataclass(frozen=True)
@@ -102,11 +110,13 @@ def table_and_notes(conditions: Conditions, entries: Sequence[Entry]) -> tuple[s
     from mrem_deploy.benchmarks.output import table
 
     fidelity = any(entry.score.flips is not None for entry in entries)  # older files have none
+    ranked = [row for row in RANKED if any(getattr(entry.score, row[1]) is not None for entry in entries)]
     head = [
         f"{conditions.model}, {conditions.task}",
         f"{conditions.metric}, %",
         "change",
         *(("flips, %", "KL") if fidelity else ()),
+        *(title for title, _, _ in ranked),
         "size, MiB",
         "latency, ms",
         "times faster",
@@ -117,6 +127,7 @@ def table_and_notes(conditions: Conditions, entries: Sequence[Entry]) -> tuple[s
             f"{entry.score.value:.2f}",
             _change(entry.score) if entry.name != BASE else "",
             *(_fidelity(entry) if fidelity else ()),
+            *(_ranked(entry, name, digits) for _, name, digits in ranked),
             f"{entry.file_mib:.1f}",
             f"{entry.speed.p50_ms:.1f}",
             f"{entry.speed.ratio:.2f}",
@@ -131,6 +142,13 @@ def table_and_notes(conditions: Conditions, entries: Sequence[Entry]) -> tuple[s
         f"{conditions.shape.replace('x', ' × ')} tokens, {threads}, {conditions.cpu}."
     )
     return table(head, rows), summary
+
+
+def _ranked(entry: Entry, name: str, digits: int) -> str:
+    value, error = getattr(entry.score, name), getattr(entry.score, f"{name}_error", None)
+    if entry.name == BASE or value is None:
+        return ""
+    return f"{value:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 
 def _fidelity(entry: Entry) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from mrem_deploy.data.tasks import Task
 
 MOST_DIGITS = 9  # of a label that is a number
 CLASSES = ("classification", "token-classification")  # kinds whose labels have names
+SCORED = ("regression", "reranking")  # kinds whose labels are numbers, and whose models have one output
 
 
 def label_order(names: Sequence[str], model_config: Any, task: Task) -> np.ndarray:
@@ -27,11 +28,11 @@ def label_order(names: Sequence[str], model_config: Any, task: Task) -> np.ndarr
     other difference is an error. A regression gives [0]; no labels give an empty array.
     """
     theirs = [str(model_config.id2label[i]) for i in range(len(model_config.id2label))]
-    if task.kind == "regression":
+    if task.kind in SCORED:
         if len(theirs) == 1:
             return np.zeros(1, dtype=np.int64)
         raise UserError(
-            f"{task.name} is a regression and needs a model with 1 output; "
+            f"{task.name} gives scores and needs a model with 1 output; "
             f"this one has {len(theirs)} ({listing(theirs)}).",
             "Give a model fine-tuned on this task, or check --task.",
         )

@@ -14,9 +14,13 @@ HEAD_OF_KIND = {
     "classification": "sequence-classification",
     "regression": "sequence-classification",
     "embedding": "feature-extraction",
+    "reranking": "sequence-classification",
     "token-classification": "token-classification",
     "question-answering": "question-answering",
 }
+
+
+SEARCHES = ("retrieval", "reranking")
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Task:
     pair_columns: tuple[str, ...] = ()  # empty: single sentences
     label_columns: tuple[str, ...] = ("label",)  # empty: no labels
     labels: tuple[str, ...] = ()  # in the official order; empty: taken from the data
-    kind: str = "classification"  # or regression, embedding, token-classification, question-answering
+    kind: str = "classification"  # or another one of HEAD_OF_KIND
     metric: str = "accuracy"  # the paper's
     also: tuple[str, ...] = ()  # other metrics that GLUE reports
     skip_label: str | None = None  # rows with this label are left out: the annotators did not agree
@@ -48,6 +52,11 @@ class Task:
     spellings: tuple[str, ...] = ()  # other names
     defaults: Defaults = Defaults()
     without_labels: Task | None = None  # the task instead, if the data has only sentences
+
+    @property
+    def searches(self) -> bool:
+        """Measured by queries over a corpus, in BEIR's layout."""
+        return self.name in SEARCHES
 
     @property
     def label_free(self) -> bool:
@@ -117,6 +126,17 @@ _SENTENCES = Task(
     label_columns=(),
     kind="token-classification",
     metric="agreement",
+)
+
+_PAIRS = Task(
+    "reranking",
+    _OWN,
+    text_columns=("query", "question", "sentence1"),
+    pair_columns=("passage", "document", "context", "sentence2"),
+    label_columns=(),
+    kind="reranking",
+    metric="agreement",
+    defaults=Defaults(max_length=256),
 )
 
 TASKS: dict[str, Task] = {
@@ -198,6 +218,24 @@ TASKS: dict[str, Task] = {
             kind="embedding",
             metric="cosine",
         ),
+        Task(
+            "retrieval",
+            _OWN,
+            text_columns=("text", "sentence"),
+            pair_columns=("query", "passage"),
+            label_columns=("score",),
+            kind="embedding",
+            metric="ndcg_at_10",
+            also=("recall_at_100", "mrr_at_10"),
+            defaults=Defaults(max_length=256),
+        ),
+        replace(
+            _PAIRS,
+            label_columns=("label", "score"),
+            metric="average_precision",
+            spellings=("cross-encoder",),
+            without_labels=_PAIRS,
+        ),
         replace(
             _SENTENCES,
             text_columns=("tokens", "words"),
@@ -230,6 +268,15 @@ TASKS: dict[str, Task] = {
 
 def _by_spelling() -> dict[str, Task]:
     return {squeeze(word): task for task in TASKS.values() for word in (task.name, *task.spellings)}
+
+
+def searching(task: Task, judged: bool) -> Task:
+    """A task that is measured by queries over a corpus; without judgements by how it ranks."""
+    if not judged:
+        return replace(task, label_columns=(), metric="overlap_at_10", also=(), without_labels=None)
+    if task.kind == "reranking":
+        return replace(task, metric="ndcg_at_10", also=("mrr_at_10",))
+    return task
 
 
 def defaults_of(name: str | None) -> Defaults:

@@ -31,7 +31,7 @@ def embedding_agreement(
             f"Expected at least 3 sentences to compare similarities; got {len(reference)}.",
             "Give more sentences for evaluation.",
         )
-    one, two = _unit_rows(reference), _unit_rows(quantized)
+    one, two = unit_rows(reference), unit_rows(quantized)
     cosine = float((one * two).sum(axis=1).mean())
     if len(one) > PAIRWISE_ROWS:
         rows = np.random.default_rng(seed).choice(len(one), size=PAIRWISE_ROWS, replace=False)
@@ -51,6 +51,18 @@ def score_agreement(reference: Outputs, quantized: Outputs) -> dict[str, float]:
     pairs = twins(reference, quantized)
     one, two = (np.concatenate([np.ravel(pair[i]) for pair in pairs]).astype(np.float64) for i in (0, 1))
     return {"spearman": 100.0 * spearman(one, two), "pearson": 100.0 * pearson(one, two)}
+
+
+def pair_logits(outputs: Outputs) -> list[np.ndarray]:
+    """The single outputs of a reranker as logits of two classes, irrelevant and relevant."""
+    values = np.stack([np.ravel(row) for row in outputs])
+    return list(np.concatenate([np.zeros_like(values), values], axis=1))
+
+
+def pair_agreement(reference: Outputs, quantized: Outputs) -> dict[str, float]:
+    """The share of pairs that both models take for relevant, or both not; the correlation of their scores."""
+    decided = class_agreement(pair_logits(reference), pair_logits(quantized))
+    return decided | score_agreement(reference, quantized)
 
 
 def token_agreement(reference: Outputs, quantized: Outputs) -> dict[str, float]:
@@ -93,7 +105,7 @@ def twins(reference: Outputs, quantized: Outputs) -> list[tuple[np.ndarray, np.n
     return list(zip(reference, quantized, strict=True))
 
 
-def _unit_rows(rows: np.ndarray) -> np.ndarray:
+def unit_rows(rows: np.ndarray) -> np.ndarray:
     rows = np.asarray(rows, dtype=np.float64)
     if not np.isfinite(rows).all():
         raise ValueError(f"{int((~np.isfinite(rows)).sum())} values of the embeddings are not finite numbers")
@@ -106,6 +118,7 @@ AGREEMENTS: dict[str, Callable[[Outputs, Outputs], dict[str, float]]] = {
     "classification": class_agreement,
     "regression": score_agreement,
     "embedding": embedding_agreement,
+    "reranking": pair_agreement,
     "token-classification": token_agreement,
     "question-answering": span_agreement,
 }

@@ -24,13 +24,20 @@ from mrem_deploy.evaluate.accuracy import (
     Accuracy,
     SplitScores,
 )
+from mrem_deploy.evaluate.agreement import Outputs
+from mrem_deploy.evaluate.drift import check_scores, drift_of
 from mrem_deploy.evaluate.fidelity import Fidelity
 from mrem_deploy.evaluate.predict import Predictor, predict, remember, torch_predictor
 from mrem_deploy.evaluate.scorers import Scorer, scorer_for
 from mrem_deploy.models.sentence_files import SentenceFiles, sentence_files
 from mrem_deploy.recipe import Recipe
 
-ONE_ROW_EACH = ("classification", "regression", "embedding")  # kinds whose predictions stack to (N, …)
+ONE_ROW_EACH = (
+    "classification",
+    "regression",
+    "embedding",
+    "reranking",
+)  # kinds whose predictions stack to (N, …)
 BATCH_SIZE = 32
 KEPT_FORMAT = "logits 2"  # of full precision's predictions on disk; another name, and they are computed again
 
@@ -73,6 +80,8 @@ class Evaluation:
         if self.task.kind == "embedding" and sentences is None:
             sentences = sentence_files(recipe.model or "")
         self.pooling = sentences.head if sentences and self.task.kind == "embedding" else None
+        self.threshold = recipe.threshold
+        self._similarity = sentences.similarity if sentences else "cosine"
         self._recipe, self._config = recipe, config
         self._batch_size = batch_size
         self._accuracy: Accuracy | None = None  # of the predictions so far
@@ -82,7 +91,7 @@ class Evaluation:
             if self.pooling is not None and sentences is not None:
                 texts = texts.prompted(sentences.prompt)
             encoded = encode(tokenizer, texts, recipe.max_length)
-            self.splits[name] = Split(texts, encoded, scorer_for(self.task, texts, encoded, config))
+            self.splits[name] = Split(texts, encoded, self._scorer(texts, encoded))
 
     def add(self, model: str, predictor: Predictor) -> None:
         """Predict every example of every split; replaces earlier predictions of the same name."""
@@ -132,7 +141,10 @@ class Evaluation:
         places = split.encoded.places(chosen)
         texts, encoded = split.texts.take(chosen), split.encoded.take(places)
         predictions = {model: [rows[i] for i in places] for model, rows in split.predictions.items()}
-        return Split(texts, encoded, scorer_for(self.task, texts, encoded, self._config), predictions)
+        return Split(texts, encoded, self._scorer(texts, encoded), predictions)
+
+    def _scorer(self, texts: Texts, encoded: Encoded) -> Scorer:
+        return scorer_for(self.task, texts, encoded, self._config, self._similarity)
 
     def add_full_precision(self, teacher: PreTrainedModel, weights: str | None = None) -> None:
         """The same for the full-precision model. Its predictions are kept on disk for the next run.
@@ -184,9 +196,27 @@ class Evaluation:
     def fidelity(self, reference: str, model: str) -> dict[str, Fidelity]:
         """By split, how far the predictions of a model are from those of another."""
         return {
-            name: split.scorer.fidelity(split.predictions[reference], split.predictions[model])
+            name: self._fidelity(split.scorer, split.predictions[reference], split.predictions[model])
             for name, split in self.splits.items()
         }
+
+    def _fidelity(self, scorer: Scorer, reference: Outputs, model: Outputs) -> Fidelity:
+        drift = drift_of(*scorer.thresholded(reference, model), self.threshold)
+        return replace(scorer.fidelity(reference, model), drift=drift)
+
+    def check_threshold(self) -> None:
+        """Refuse a threshold that full precision's scores do not reach; they must have been added."""
+        if self.threshold is not None:
+            rows = next(iter(self.splits.values())).predictions[FULL_PRECISION]
+            scorer = next(iter(self.splits.values())).scorer
+            check_scores(self.threshold, scorer.thresholded(rows, rows)[0])
+
+    def _fidelities(self, scorer: Scorer, rows: dict[str, list[np.ndarray]]) -> dict[str, Fidelity]:
+        """Of every other model against full precision."""
+        if FULL_PRECISION not in rows:
+            return {}
+        others = [model for model in rows if model != FULL_PRECISION]
+        return {model: self._fidelity(scorer, rows[FULL_PRECISION], rows[model]) for model in others}
 
     def _scores(self, split: Split) -> SplitScores:
         """The metrics of one split, and how sure the change by quantization is.
@@ -198,7 +228,7 @@ class Evaluation:
             examples=len(split.texts),
             digest=split.encoded.digest()[:16],
             windows=len(split.encoded) if len(split.encoded) != len(split.texts) else None,
-            fidelity=_fidelities(scorer, rows),
+            fidelity=self._fidelities(scorer, rows),
         )
         if self.task.label_free:
             agreed = {model: scorer.agreement(rows[FULL_PRECISION], own) for model, own in rows.items()}
@@ -213,15 +243,6 @@ class Evaluation:
             lost, gained = int((was & ~now).sum()), int((~was & now).sum())
             result = replace(result, lost=lost, gained=gained, paired=scorer.paired)
         return replace(result, change=scorer.change(full, quantized))
-
-
-def _fidelities(scorer: Scorer, rows: dict[str, list[np.ndarray]]) -> dict[str, Fidelity]:
-    """Of every other model against full precision."""
-    if FULL_PRECISION not in rows:
-        return {}
-    others = [model for model in rows if model != FULL_PRECISION]
-    found = {model: scorer.fidelity(rows[FULL_PRECISION], rows[model]) for model in others}
-    return {model: own for model, own in found.items() if own}
 
 
 def evaluate(

@@ -17,11 +17,12 @@ from transformers import PretrainedConfig
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import atomic_file
-from mrem_deploy.data.labels import label_order
+from mrem_deploy.data.labels import SCORED, label_order
 from mrem_deploy.data.tasks import Task
 from mrem_deploy.evaluate.accuracy import BY_TORCH
 from mrem_deploy.evaluate.evaluation import Evaluation, Split
 from mrem_deploy.evaluate.scorers import QuestionScorer
+from mrem_deploy.evaluate.search_scorer import SearchScorer
 
 EXAMPLES = "examples.safetensors"
 TRUTH = "truth"
@@ -70,9 +71,14 @@ def split_examples(
         order = label_order(split.texts.label_names, config, task)
         classes = {model: np.stack(values).argmax(axis=1) for model, values in rows.items()}
         return Examples(task.metric, order[labels], classes)
-    if task.kind == "regression" and labels is not None:
+    if task.kind in SCORED and labels is not None:
         numbers = {model: np.stack(values).reshape(len(values)) for model, values in rows.items()}
         return Examples(task.metric, np.asarray(labels), numbers)
+    if isinstance(split.scorer, SearchScorer):
+        if task.label_free:
+            return None
+        ranked = {model: split.scorer.per_query(values)[task.metric] for model, values in rows.items()}
+        return Examples("mean", None, ranked)
     if isinstance(split.scorer, QuestionScorer):
         scores = {model: split.scorer.per_question(values)[task.metric] for model, values in rows.items()}
         return Examples("mean", None, scores)

@@ -11,15 +11,26 @@ a sentence) depend on each other; the errors count examples, not predictions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from mrem_deploy.evaluate.agreement import Outputs, same_classes, same_spans, same_tags, twins
+from mrem_deploy.evaluate.agreement import (
+    Outputs,
+    pair_logits,
+    same_classes,
+    same_spans,
+    same_tags,
+    twins,
+    unit_rows,
+)
+from mrem_deploy.evaluate.clusters import Values, clustered_mean, in_percent
+from mrem_deploy.evaluate.drift import Drift
+from mrem_deploy.evaluate.ranking import TOP, best, overlap
 
-Values = Sequence[np.ndarray] | np.ndarray  # of every example: one or more
+NEIGHBOURS_AMONG = 2000  # sentences whose nearest ones are compared
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,13 @@ class Fidelity:
     flips_error: float | None = None
     difference: float | None = None  # of a regression: the mean of |score − score|
     difference_error: float | None = None
+    cosine: float | None = None  # of embeddings: the mean cosine with the reference's, times 100
+    cosine_error: float | None = None
+    overlap: float | None = None  # percent of the first ten that both find, of every query or sentence
+    overlap_error: float | None = None
+    rank: float | None = None  # the mean rank correlation over what the reference finds
+    rank_error: float | None = None
+    drift: Drift | None = None  # of the scores that are compared with thresholds
 
     def __bool__(self) -> bool:
         return any(value is not None for value in vars(self).values())
@@ -47,15 +65,23 @@ class Fidelity:
             parts.append(f"KL {self.kl:.4f}{_error(self.kl_error, 4)}")
         if self.difference is not None:
             parts.append(f"mean difference {self.difference:.4f}{_error(self.difference_error, 4)}")
+        if self.cosine is not None:
+            parts.append(f"cosine {self.cosine:.2f}{_error(self.cosine_error, 2)}")
+        if self.overlap is not None:
+            parts.append(f"{self.overlap:.1f}%{_error(self.overlap_error, 1)} of the first ten the same")
+        if self.rank is not None:
+            parts.append(f"rank correlation {self.rank:.3f}{_error(self.rank_error, 3)}")
         return ", ".join(parts)
 
-    def to_dict(self) -> dict[str, float]:
-        return {name: value for name, value in vars(self).items() if value is not None}
+    def to_dict(self) -> dict[str, Any]:
+        own = {name: value for name, value in vars(self).items() if value is not None}
+        return own | ({"drift": self.drift.to_dict()} if self.drift else {})
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Fidelity:
-        names = {item.name for item in fields(cls)}
-        return cls(**{name: value for name, value in content.items() if name in names})
+        names = {item.name for item in fields(cls)} - {"drift"}
+        drift = Drift.from_dict(content["drift"]) if content.get("drift") else None
+        return cls(**{name: value for name, value in content.items() if name in names}, drift=drift)
 
 
 def _error(value: float | None, digits: int) -> str:
@@ -90,33 +116,10 @@ def log_softmax(logits: np.ndarray, axis: int = -1) -> np.ndarray:
 # -- of all examples ---------------------------------------------------------------------------------------
 
 
-def clustered_mean(values: Values) -> tuple[float | None, float | None]:
-    """The mean over all values and its standard error; `values` are those of each example.
-
-    With sums s and counts n of k examples: m = Σs / Σn, error = √(k/(k − 1) · Σ(s − m·n)²) / Σn.
-    With one value each this is the usual standard error, and for flips the binomial one.
-    """
-    sums = np.array([np.sum(own, dtype=np.float64) for own in values])
-    counts = np.array([np.size(own) for own in values])
-    sums, counts = sums[counts > 0], counts[counts > 0]
-    if len(counts) == 0:
-        return None, None
-    mean = float(sums.sum() / counts.sum())
-    k = len(counts)
-    if k == 1:
-        return mean, None
-    spread = np.square(sums - mean * counts).sum() * k / (k - 1)
-    return mean, float(np.sqrt(spread) / counts.sum())
-
-
 def fidelity_of(divergence: Values, same: Values) -> Fidelity:
     """From the divergences of every example, and whether each of its predictions stayed the same."""
-    share, error = clustered_mean([~np.asarray(own, dtype=bool) for own in same])
-    return Fidelity(
-        *clustered_mean(divergence),
-        None if share is None else 100.0 * share,
-        None if error is None else 100.0 * error,
-    )
+    flipped = in_percent([~np.asarray(own, dtype=bool) for own in same])
+    return Fidelity(*clustered_mean(divergence), *flipped)
 
 
 def class_fidelity(reference: Outputs, model: Outputs) -> Fidelity:
@@ -147,16 +150,37 @@ def score_fidelity(reference: Outputs, model: Outputs) -> Fidelity:
     return Fidelity(difference=mean, difference_error=error)
 
 
-def no_fidelity(reference: Outputs, model: Outputs) -> Fidelity:
-    """Embeddings predict nothing by themselves; `agreement` has their cosine."""
-    return Fidelity()
+def pair_fidelity(reference: Outputs, model: Outputs) -> Fidelity:
+    """One output per pair of texts: a decision between relevant and not."""
+    return class_fidelity(pair_logits(reference), pair_logits(model))
+
+
+def embedding_fidelity(reference: Outputs, model: Outputs) -> Fidelity:
+    """One vector per sentence: its cosine with the reference's, and its ten nearest among the others."""
+    one, two = (unit_rows(np.stack(list(rows))) for rows in (reference, model))
+    if one.shape != two.shape:
+        raise ValueError(f"expected vectors of the same shape, got {one.shape} and {two.shape}")
+    mean, error = in_percent((one * two).sum(axis=1))
+    if len(one) > NEIGHBOURS_AMONG:
+        rows = np.random.default_rng(0).choice(len(one), NEIGHBOURS_AMONG, replace=False)
+        one, two = one[rows], two[rows]
+    near = [_nearest(rows) for rows in (one, two)]
+    shared = in_percent(np.array([overlap(a, b) for a, b in zip(*near, strict=True)]))
+    return Fidelity(None, None, None, None, None, None, mean, error, *shared)
+
+
+def _nearest(rows: np.ndarray) -> list[list[int]]:
+    similar = rows @ rows.T
+    np.fill_diagonal(similar, -np.inf)
+    return best(similar, min(TOP, len(rows) - 1)).tolist()
 
 
 # By kind of task.
 FIDELITIES: dict[str, Callable[[Outputs, Outputs], Fidelity]] = {
     "classification": class_fidelity,
     "regression": score_fidelity,
-    "embedding": no_fidelity,
+    "embedding": embedding_fidelity,
+    "reranking": pair_fidelity,
     "token-classification": tag_fidelity,
     "question-answering": span_fidelity,
 }

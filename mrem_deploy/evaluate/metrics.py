@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mrem_deploy.data.labels import SCORED
 from mrem_deploy.data.tasks import Task
 from mrem_deploy.evaluate import rowwise
 from mrem_deploy.evaluate.rowwise import Rowwise, Score
@@ -69,7 +70,7 @@ def truth_and_guess(
         raise ValueError(f"expected as many predictions as labels, got {len(predictions)} and {len(labels)}")
     if not np.isfinite(predictions).all():
         raise ValueError(f"{int((~np.isfinite(predictions)).sum())} predictions are not finite numbers")
-    if task.kind == "regression":
+    if task.kind in SCORED:
         return np.asarray(labels, dtype=np.float64), predictions.reshape(len(labels)), 1
     order = np.arange(predictions.shape[1]) if order is None else order
     # F1 needs to know where the model keeps the last label of the data: "duplicate", "equivalent".
@@ -106,6 +107,17 @@ def pearson(truth: np.ndarray, guess: np.ndarray, positive: int = 1) -> float:
     return _defined(pearsonr, truth, guess)
 
 
+def average_precision(truth: np.ndarray, guess: np.ndarray, positive: int = 1) -> float:
+    """Of pairs in the order of their scores: the mean of the precision at every relevant one.
+
+    Labels of 0.5 and more are relevant. Without a relevant pair it is 0. Equal scores count as one step.
+    """
+    from sklearn.metrics import average_precision_score
+
+    relevant = truth >= 0.5
+    return float(average_precision_score(relevant, guess)) if relevant.any() else 0.0
+
+
 def _defined(correlation: Callable, truth: np.ndarray, guess: np.ndarray) -> float:
     """A constant has no correlation; a model that always predicts the same scores 0, as with Matthews'."""
     if np.ptp(truth) == 0 or np.ptp(guess) == 0:
@@ -133,6 +145,15 @@ METRICS: dict[str, Metric] = {
             "pearson", "Pearson correlation", pearson, rowwise.pearson, percent=False, hub_name="pearsonr"
         ),
         MEAN,
+        # rankings; of queries over a corpus computed by their scorer
+        Metric(
+            "average_precision", "Average precision", average_precision,
+            rowwise.one_by_one(average_precision), percent=False,
+        ),
+        Metric("ndcg_at_10", "nDCG@10", percent=False),
+        Metric("recall_at_100", "Recall@100"),
+        Metric("mrr_at_10", "MRR@10", percent=False),
+        Metric("overlap_at_10", "First ten as full precision"),
         # agreement with full precision
         Metric("cosine", "Mean cosine agreement"),
         Metric("agreement", "Agreement with full precision"),

@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 from mrem_deploy.data import tagging
 from mrem_deploy.data.encoded import Encoded
 from mrem_deploy.data.labels import label_order
+from mrem_deploy.data.searching import Searches, SearchTokens
 from mrem_deploy.data.squad import Answer, Questions, Windows, read_answers
 from mrem_deploy.data.tagging import TaggedTexts, TaggedTokens
 from mrem_deploy.data.tasks import Task
@@ -21,17 +22,21 @@ from mrem_deploy.data.texts import Texts
 from mrem_deploy.evaluate import metrics, squad, tags
 from mrem_deploy.evaluate.accuracy import MODELS
 from mrem_deploy.evaluate.agreement import AGREEMENTS, Outputs, share
+from mrem_deploy.evaluate.drift import SCORES, class_scores, span_scores, tag_scores
 from mrem_deploy.evaluate.fidelity import FIDELITIES, Fidelity, fidelity_of, kl_divergence, span_divergence
 from mrem_deploy.evaluate.metrics import MEAN, METRICS
+from mrem_deploy.evaluate.search_scorer import SearchScorer
 from mrem_deploy.evaluate.uncertainty import paired_bootstrap
 
 Changes = dict[str, dict[str, float]]
+Both = tuple[list[np.ndarray], list[np.ndarray]]
 
 
 class Scorer(Protocol):
     """`paired` names the metric that is the mean of `right`, to count what quantization changed.
 
     `fidelity` compares the second model with the first, the reference.
+    `thresholded` gives the scores of both models that a user compares with a threshold (`drift`).
     `change` gives, by metric, now − was with its standard error and interval, from resampled examples. It
     leaves out metrics that cannot be resampled.
     """
@@ -46,10 +51,17 @@ class Scorer(Protocol):
 
     def fidelity(self, reference: Outputs, model: Outputs) -> Fidelity: ...
 
+    def thresholded(self, reference: Outputs, model: Outputs) -> Both: ...
+
     def change(self, was: Outputs, now: Outputs) -> Changes: ...
 
 
-def scorer_for(task: Task, texts: Texts, encoded: Encoded, config: PretrainedConfig) -> Scorer:
+def scorer_for(
+    task: Task, texts: Texts, encoded: Encoded, config: PretrainedConfig, similarity: str = "cosine"
+) -> Scorer:
+    """`similarity` is how an embedder compares its vectors."""
+    if isinstance(texts, Searches) and isinstance(encoded, SearchTokens):
+        return SearchScorer(task, texts, encoded, similarity)
     if task.label_free:
         return Comparison(task)
     if isinstance(texts, Questions) and isinstance(encoded, Windows):
@@ -79,6 +91,9 @@ class Comparison:
     def fidelity(self, reference: Outputs, model: Outputs) -> Fidelity:
         return FIDELITIES[self._kind](reference, model)
 
+    def thresholded(self, reference: Outputs, model: Outputs) -> Both:
+        return SCORES[self._kind](reference), SCORES[self._kind](model)
+
     def change(self, was: Outputs, now: Outputs) -> Changes:
         return {}
 
@@ -105,6 +120,12 @@ class LabelScorer:
 
     def fidelity(self, reference: Outputs, model: Outputs) -> Fidelity:
         return FIDELITIES[self._task.kind](reference, model)
+
+    def thresholded(self, reference: Outputs, model: Outputs) -> Both:
+        if self._order is not None:
+            positive = int(self._order[-1])
+            return class_scores(reference, positive), class_scores(model, positive)
+        return SCORES[self._task.kind](reference), SCORES[self._task.kind](model)
 
     def change(self, was: Outputs, now: Outputs) -> Changes:
         if len(self._labels) < 2:
@@ -170,6 +191,15 @@ class QuestionScorer:
         sums = np.bincount(question, span_divergence(reference, model), len(self._truths))
         return fidelity_of(sums / np.bincount(question, minlength=len(sums)), self._same(reference, model))
 
+    def thresholded(self, reference: Outputs, model: Outputs) -> Both:
+        return self._sureness(reference), self._sureness(model)
+
+    def _sureness(self, rows: Outputs) -> list[np.ndarray]:
+        """Of every question, over all its windows."""
+        found = np.zeros(len(self._truths))
+        np.maximum.at(found, self._windows.question, np.concatenate(span_scores(rows)))
+        return list(found)
+
     def _same(self, one: Outputs, other: Outputs) -> list[np.ndarray]:
         said = [self._said(rows) for rows in (one, other)]
         return [np.array(a == b) for a, b in zip(*said, strict=True)]
@@ -219,6 +249,14 @@ class TagScorer:
             kl_divergence(a[own], b[own]) for a, b, own in zip(reference, model, heads, strict=True)
         ]
         return fidelity_of(divergence, self._same(reference, model))
+
+    def thresholded(self, reference: Outputs, model: Outputs) -> Both:
+        heads = [own[own >= 0] for own in self._tokens.heads]
+        one, other = (
+            [row[own] for row, own in zip(tag_scores(rows), heads, strict=True)]
+            for rows in (reference, model)
+        )
+        return one, other
 
     def _same(self, one: Outputs, other: Outputs) -> list[np.ndarray]:
         pairs = zip(self._tags(one), self._tags(other), strict=True)

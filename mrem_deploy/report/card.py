@@ -13,11 +13,20 @@ from mrem_deploy.base.tables import Table, md, md_table
 from mrem_deploy.base.yaml_text import page_yaml
 from mrem_deploy.evaluate.accuracy import BY_ONNXRUNTIME, QUANTIZED, Accuracy
 from mrem_deploy.evaluate.metrics import metric_of
+from mrem_deploy.models.sentence_files import MODULES
 from mrem_deploy.report.summary import Summary, bits_words, data_words, hub_id, model_name
 from mrem_deploy.result import METRICS, PLOTS, RECIPE, REPORT_HTML, Metrics, Onnx
 
-_NOT_CLASSES = ("feature-extraction", "token-classification", "question-answering")  # also names of pipelines
-_SQUAD = ("squad", "squad_v2")
+# The hub's names of what a model does; text-classification for tasks that are not here.
+_PIPELINES = {
+    "feature-extraction": "feature-extraction",
+    "retrieval": "sentence-similarity",
+    "reranking": "text-ranking",
+    "token-classification": "token-classification",
+    "question-answering": "question-answering",
+    "squad": "question-answering",
+    "squad_v2": "question-answering",
+}
 _GLUE = ("mnli", "qqp", "qnli", "sst2", "cola", "stsb", "mrpc", "rte")
 
 # A result in plain onnxruntime; the project's README shows the same lines.
@@ -58,6 +67,7 @@ def model_card(
         f"The weights are stored as packed integers ({md(bits_words(bits, metrics.hot_rows))}). "
         f"{_what_is_scored(metrics)}",
         *_onnx_use(metrics.onnx),
+        *_ready_use(metrics),
         "## Results",
         md_table(summary.scores),
         *images,
@@ -93,16 +103,45 @@ def _onnx_use(onnx: Onnx | None) -> list[str]:
     ]
 
 
+def _ready_use(metrics: Metrics) -> list[str]:
+    """The methods of sentence-transformers, for the results that have them."""
+    use = _READY.get(metrics.task)
+    if use is None or metrics.onnx is None:
+        return []
+    call = use.replace("FILE", metrics.onnx.file)
+    return [
+        "With the methods of sentence-transformers, and without that package:",
+        f"```python\nimport mrem_deploy\n\nmodel = mrem_deploy.{call}\n```",
+    ]
+
+
+_EMBEDDER = (
+    'sentence_transformer("path/to/this/folder", model_file="FILE")\n'
+    'vectors = model.encode(["A sentence to try it on.", "Another one."])\n'
+    "print(model.similarity(vectors, vectors))"
+)
+_READY = {
+    "feature-extraction": _EMBEDDER,
+    "retrieval": _EMBEDDER,
+    "reranking": (
+        'cross_encoder("path/to/this/folder", model_file="FILE")\n'
+        'print(model.rank("A query", ["A passage.", "Another one."]))'
+    ),
+}
+
+
 def _front_matter(folder: Path, metrics: Metrics) -> dict[str, Any]:
     task, bits = metrics.task, metrics.bits or "?"
     config = _config(folder)
-    base = metrics.base_model or hub_id(metrics.model) or hub_id(config.get("_name_or_path"))
+    # `_name_or_path` is what the original was made from, where the original itself is a local folder.
+    itself = metrics.base_model or hub_id(metrics.model)
+    base = itself or hub_id(config.get("_name_or_path"))
     licence = metrics.license or config.get("license")
-    kind = "question-answering" if task in _SQUAD else task if task in _NOT_CLASSES else "text-classification"
+    kind = _PIPELINES.get(task, "text-classification")
     scores = _hub_scores(metrics.accuracy)
     front: dict[str, Any] = {
         "base_model": str(base) if base else None,
-        "base_model_relation": "quantized" if base else None,
+        "base_model_relation": "quantized" if itself else "finetune" if base else None,
         "license": str(licence) if licence else None,
         "library_name": "mrem_deploy",
         "pipeline_tag": kind,
@@ -112,6 +151,8 @@ def _front_matter(folder: Path, metrics: Metrics) -> dict[str, Any]:
             "mrem",
             _slug(metrics.method),
             bits,
+            *(["onnx"] if metrics.onnx else []),
+            *(["sentence-transformers"] if (folder / MODULES).is_file() else []),
         ],
         "metrics": sorted({metric["type"] for _, metric in scores}) or None,
     }

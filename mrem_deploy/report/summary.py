@@ -26,6 +26,7 @@ from mrem_deploy.evaluate.accuracy import (
     Accuracy,
     SplitScores,
 )
+from mrem_deploy.evaluate.drift import Drift
 from mrem_deploy.evaluate.fidelity import Fidelity
 from mrem_deploy.evaluate.metrics import metric_of
 from mrem_deploy.evaluate.uncertainty import accuracy_error, paired_accuracy_error
@@ -92,7 +93,7 @@ def terminal_summary(metrics: Metrics, folder: Path) -> str:
         [
             f"{accuracy.metric}: {_two_digits(accuracy.full_precision)} full precision → "
             f"{_two_digits(accuracy.quantized)} at {metrics.bits}{change}",
-            *([f"against full precision: {accuracy.fidelity}"] if accuracy.fidelity else []),
+            *_against_full_precision(accuracy.fidelity),
             f"size: {size.full_precision_mb:.1f} → {size.quantized_mb:.1f} MiB",
             *([_onnx_line(metrics.onnx, accuracy.metric)] if metrics.onnx else []),
             *([_runtime_line(metrics.runtime, folder)] if metrics.runtime else []),
@@ -102,6 +103,13 @@ def terminal_summary(metrics: Metrics, folder: Path) -> str:
             f"report: {folder / REPORT_HTML}",
         ]
     )
+
+
+def _against_full_precision(fidelity: Fidelity) -> list[str]:
+    """What changed; the drift of scores only for a user who gave a threshold."""
+    lines = [f"against full precision: {fidelity}"] if str(fidelity) else []
+    crossing = fidelity.drift is not None and fidelity.drift.crossed is not None
+    return [*lines, *([f"drift: {fidelity.drift}"] if crossing else [])]
 
 
 def _heldout_line(metrics: Metrics) -> str:
@@ -219,18 +227,37 @@ def _score_table(accuracy: Accuracy) -> Table:
 
 _FIDELITY_NOTE = (
     "Flips are predictions that differ from full precision's, in percent; KL is the mean divergence of the "
-    "predicted distributions from full precision's, in nats."
+    "predicted distributions from full precision's, in nats. The drift is |score − full precision's| of what "
+    "a program compares with a threshold: the probability of a class, a similarity."
+)
+
+
+_FIDELITY_ROWS = (
+    ("Flips", "flips"),
+    ("KL", "kl"),
+    ("Mean difference", "difference"),
+    ("Cosine with full precision's", "cosine"),
+    ("First ten the same, %", "overlap"),
+    ("Rank correlation", "rank"),
 )
 
 
 def _fidelity_rows(compared: Sequence[Fidelity]) -> list[tuple[str, ...]]:
     """Flips and KL next to the scores: measure, full precision, the models, change."""
     rows = []
-    for title, name in (("Flips", "flips"), ("KL", "kl"), ("Mean difference", "difference")):
+    for title, name in _FIDELITY_ROWS:
         values = [(getattr(own, name), getattr(own, f"{name}_error")) for own in compared]
         if any(is_number(value) for value, _ in values):
             shown = [_with_error(value, error) for value, error in values]
             rows.append((title, "", *shown, ""))
+    drifts = [own.drift or Drift() for own in compared]
+    if any(is_number(own.mean) for own in drifts):
+        rows.append(("Score drift, mean", "", *(_with_error(own.mean, own.error) for own in drifts), ""))
+        for title, name in (("Score drift, 95%", "p95"), ("Score drift, largest", "largest")):
+            rows.append((title, "", *(_with_error(getattr(own, name), None) for own in drifts), ""))
+    if any(is_number(own.crossed) for own in drifts):
+        crossed = (_with_error(own.crossed, own.crossed_error) for own in drifts)
+        rows.append((f"Cross the threshold {drifts[0].threshold:g}, %", "", *crossed, ""))
     return rows
 
 

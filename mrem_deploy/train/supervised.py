@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,14 +82,20 @@ def batch_loss(outputs: list[torch.Tensor], labels: torch.Tensor) -> torch.Tenso
     return task_loss(outputs[0], labels) if len(outputs) == 1 else span_loss(outputs[0], outputs[1], labels)
 
 
+def relevance_loss(outputs: list[torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
+    """For rerankers: the cross-entropy of the sigmoid of one output, with labels from 0 to 1."""
+    return F.binary_cross_entropy_with_logits(outputs[0].squeeze(-1), labels)
+
+
 def train_on_labels(
     model: nn.Module,
     encoded: Encoded,
     labels: torch.Tensor,
     settings: LoopSettings,
     store: CheckpointStore | None = None,
+    loss_of: Callable[[list[torch.Tensor], torch.Tensor], torch.Tensor] = batch_loss,
 ) -> LoopLog:
-    """Fine-tune the model in place; `labels` has a row for each example, as `batch_loss` needs it."""
+    """Fine-tune the model in place; `labels` has a row for each example, as `loss_of` needs it."""
     device = next(model.parameters()).device
     schedule = BatchSchedule(encoded.lengths, settings.batch_size, settings.seed)
     # The fused update makes no temporaries the size of the embedding table: a third of the time.
@@ -105,7 +112,7 @@ def train_on_labels(
                 group["lr"] = learning_rate(step, settings)
             indices = schedule.at(step)
             batch = {name: value.to(device) for name, value in encoded.batch(indices).items()}
-            loss = batch_loss(model_outputs(model(**batch)), labels[indices].to(device))
+            loss = loss_of(model_outputs(model(**batch)), labels[indices].to(device))
             losses.append(_finite(loss.item(), step))
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)

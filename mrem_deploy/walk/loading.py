@@ -14,6 +14,7 @@ from mrem_deploy.base.progress import say
 from mrem_deploy.data.encoded import Encoded
 from mrem_deploy.data.task_data import Columns, TaskData, open_task
 from mrem_deploy.data.texts import Texts, drawn_rows, encode, further_rows, sample, split_rows
+from mrem_deploy.evaluate.drift import check_range
 from mrem_deploy.evaluate.evaluation import Evaluation, weights_digest
 from mrem_deploy.models.loading import load_model
 from mrem_deploy.models.sentence_files import SentenceFiles, sentence_files
@@ -80,6 +81,7 @@ def load(run: Run) -> Loaded:
         Columns(recipe.text_column, recipe.text_pair_column, recipe.label_column),
         recipe.eval_data,
     )
+    check_range(recipe.threshold, task_data.task.kind)
     teacher, tokenizer = load_model(str(recipe.model), task_data.task.head)
     check_model(recipe, teacher)
     every = task_data.train()
@@ -104,9 +106,13 @@ def load(run: Run) -> Loaded:
     judged = None
     if recipe.target_drop is not None:
         judged = to_judge_by(every, np.concatenate([rows, apart]), recipe)
-    return Loaded(
+    loaded = Loaded(
         recipe, task_data, teacher, tokenizer, calibration, training, len(kept), holdout, judged, sentences
     )
+    if recipe.threshold is not None:  # one that nothing can cross is a mistake: found now, not after training
+        loaded.evaluation.add_full_precision(teacher, loaded.weights)
+        loaded.evaluation.check_threshold()
+    return loaded
 
 
 def to_judge_by(every: Texts, taken: np.ndarray, recipe: Recipe) -> Texts:

@@ -159,11 +159,13 @@ def test_official_metrics_of_the_paper() -> None:
         "question-answering": "agreement",
         "squad": "f1",
         "squad_v2": "f1",
+        "retrieval": "ndcg_at_10",
+        "reranking": "average_precision",
     }
     bare = TASKS["token-classification"].without_labels
     assert bare is not None
     assert (bare.metric, bare.label_free) == ("agreement", True)
-    assert len(TASKS) == 14
+    assert len(TASKS) == 16
 
 
 @pytest.mark.parametrize(

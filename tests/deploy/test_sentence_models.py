@@ -15,7 +15,10 @@ from tiny_embedder import save_embedder, save_reranker, texts
 from tiny_job import POSITIONS, job_in, workshop_in, write_jsonl
 
 import mrem_deploy
+from mrem_deploy import benchmark
+from mrem_deploy.base import cli
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.benchmarks.batches import steadiness
 from mrem_deploy.deploy.embedder import Embedder
 from mrem_deploy.deploy.reranker import Reranker
 from mrem_deploy.models.activation import score_activation
@@ -204,6 +207,67 @@ def test_a_folder_that_is_none(shop: Path, embedder_folder: Path) -> None:
         mrem_deploy.sentence_transformer(embedder_folder, profile="int8")
     with pytest.raises(UserError, match="is a SentenceTransformer, not a CrossEncoder"):
         mrem_deploy.cross_encoder(embedder_folder)
+
+
+# -- elsewhere ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plain_folder(shop: Path) -> Path:
+    """The result of an embedder whose pooling other libraries have, too: the mean, at length 1."""
+    data = write_jsonl(shop / "sentences.jsonl", [{"text": text} for text in texts(40)])
+    options = {"task": "feature-extraction", "model": save_embedder(shop / "plain"), "data": data}
+    options |= {"method": "ptq", "bits": "4-4-8", "export": "ort-cpu", "steps": None, "lr": None}
+    assert job_in(shop, "plainly", **options).run() == 0
+    return shop / "plainly"
+
+
+def test_fastembed_reads_the_folder(plain_folder: Path) -> None:
+    """Offline, as docs/embeddings.md says."""
+    pytest.importorskip("fastembed", reason="the library that reads the folder")
+    from fastembed import TextEmbedding
+    from fastembed.common.model_description import ModelSource, PoolingType
+
+    TextEmbedding.add_custom_model(
+        model="my-embedder",
+        pooling=PoolingType.MEAN,
+        normalization=True,
+        sources=ModelSource(url="https://example.invalid"),  # required, and never asked
+        dim=16,
+        model_file="model.onnx",
+    )
+    model = TextEmbedding("my-embedder", specific_model_path=str(plain_folder))
+    theirs = np.stack(list(model.embed(texts(9), batch_size=4)))
+    ours = mrem_deploy.sentence_transformer(plain_folder).encode(texts(9))
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=ROUNDING)
+
+
+def test_the_benchmark_of_batches(
+    plain_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Static scales: our vectors do not move. Those of quantize_dynamic do."""
+    argv = ["batches", str(plain_folder), "--quick", "--sentences", "7", "--out", str(tmp_path)]
+    assert cli.run(benchmark.main, argv) == 0
+    rows = {row["model"]: row for row in json.loads((tmp_path / "batches.json").read_text())["rows"]}
+    assert set(rows) == {"ORT fp32", "quantize_dynamic", "quantize_static", "ours 4-4-8"}
+    assert rows["ours 4-4-8"]["largest"] < ROUNDING
+    assert rows["quantize_dynamic"]["largest"] > 100 * ROUNDING
+    assert "sentences that move" in capfd.readouterr().out
+    assert (tmp_path / "batches.png").exists()
+
+
+def test_a_vector_that_moves_by_hand() -> None:
+    """Sentence 1 has another vector in a batch than alone: (0.6, 0.8) instead of (1, 0)."""
+
+    def vectors(chosen: np.ndarray) -> np.ndarray:
+        moved = np.array([[0.0, 2.0], [3.0, 4.0]]) if len(chosen) > 1 else np.array([[0.0, 5.0], [9.0, 0.0]])
+        return moved[chosen]
+
+    found = steadiness("x", False, vectors, 2, [np.array([0, 1])])
+    assert found.largest == pytest.approx(0.8)
+    assert found.distance == pytest.approx(0.4)
+    assert found.moved == 50.0
+    assert found.each == pytest.approx((0.0, 0.8))
 
 
 # -- cross-encoders ----------------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ FEW = [
 NOT_COMPARED = ("environment", "cost", "recipe_digest", "version")
 # Keys of metrics.json and validation.json that are younger than the record.
 NOT_COMPARED += ("kl", "kl_error", "flips", "flips_error", "fidelity", "scored_by", "torch_examples")
+NOT_COMPARED += ("drift",)
 NOT_COMPARED += ("digests", "result_digest", "file_sha256", "changed_since_export")
 # So are these two entries of an ONNX file: its size is compared without their bytes.
 DIGEST_MIB = 164 / 2**20

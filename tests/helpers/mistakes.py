@@ -126,6 +126,27 @@ def full_at_the_tokenizer(place: Place) -> None:
     place.patch.setattr(transformers.PreTrainedTokenizerBase, "save_pretrained", save)
 
 
+def unknown_module(place: Place) -> None:
+    """An embedder with a module of another kind."""
+    types = ("Transformer", "Pooling", "LSTM")
+    entries = ", ".join(f'{{"type": "sentence_transformers.models.{kind}", "path": ""}}' for kind in types)
+    place.file("model/modules.json", f"[{entries}]")
+    place.file("model/1_Pooling/config.json", "{}")
+    place.set(task="feature-extraction")
+
+
+def collection(corpus: str = "a film", qrels: str = "q0\td0\t1\n") -> Callable[[Place], None]:
+    """A retrieval set of one query and one document, whose text and judgement are given."""
+
+    def arrange(place: Place) -> None:
+        place.file("set/corpus.jsonl", f'{{"_id": "d0", "text": "{corpus}"}}\n')
+        place.file("set/queries.jsonl", '{"_id": "q0", "text": "the film"}\n')
+        place.file("set/qrels/test.tsv", qrels)
+        place.set(task="retrieval", data=place.root / "set")
+
+    return arrange
+
+
 def three_labels(place: Place) -> None:
     rows = [{**row, "label": i % 3} for i, row in enumerate(sentences(30, seed=3))]
     place.set(data=write_jsonl(place.root / "three.jsonl", rows))

@@ -12,6 +12,8 @@ from a_result import fidelity, front_matter, metrics, write
 
 from mrem_deploy.base import files, format
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.evaluate.drift import Drift
+from mrem_deploy.evaluate.fidelity import Fidelity
 from mrem_deploy.report import summary
 from mrem_deploy.report.plots import ends, finite
 from mrem_deploy.result import Onnx, OnnxCheck
@@ -74,10 +76,12 @@ def test_licence_and_base_come_from_what_is_known(tmp_path: Path) -> None:
     write(tmp_path, metrics(model="/somewhere/fine-tuned"))
     front = front_matter(tmp_path)
     assert (front["license"], front["base_model"]) == ("apache-2.0", "google/original")
+    assert front["base_model_relation"] == "finetune"  # the folder itself was made from it
     (tmp_path / "config.json").write_text("{broken")
     write(tmp_path, metrics(model="/x/y", license="mit", base_model="a/b"))
     front = front_matter(tmp_path)
     assert (front["license"], front["base_model"]) == ("mit", "a/b")
+    assert front["base_model_relation"] == "quantized"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +148,7 @@ def test_the_card_says_which_model_was_scored(tmp_path: Path) -> None:
 def test_the_terminal_gets_a_few_lines() -> None:
     checked = OnnxCheck("1.24.1", 89.5, 2.5, 99.25, 98.0, 24, 6, ("CPUExecutionProvider",))
     onnx = Onnx("model.onnx", "ort-cpu", 21, 60.0, check=checked)
-    assert summary.terminal_summary(metrics(onnx=onnx), Path("out")).splitlines() == [
+    assert summary.summary.terminal_summary(metrics(onnx=onnx), Path("out")).splitlines() == [
         "accuracy: 92.00 full precision → 90.00 at 4-4-8 (-2.00)",
         "size: 400.0 → 50.0 MiB",
         "onnx: model.onnx, 60.0 MiB, profile ort-cpu; accuracy 89.50, 99.25% agreement with torch, "
@@ -157,9 +161,9 @@ def test_the_terminal_gets_a_few_lines() -> None:
     lines = summary.terminal_summary(told, Path("out")).splitlines()
     assert lines[1] == "against full precision: 3.10% ± 0.59 flips, KL 0.0412 ± 0.0031"
     assert "99.25% agreement with torch on 512 examples, 24 of" in lines[3]
-    bare = summary.terminal_summary(metrics(onnx=replace(onnx, check=None)), Path("out")).splitlines()
+    bare = summary.summary.terminal_summary(metrics(onnx=replace(onnx, check=None)), Path("out")).splitlines()
     assert bare[2] == "onnx: model.onnx, 60.0 MiB, profile ort-cpu; not validated"
-    assert "onnx" not in summary.terminal_summary(metrics(), Path("out"))
+    assert "onnx" not in summary.summary.terminal_summary(metrics(), Path("out"))
 
 
 def test_ends_are_means_of_the_first_and_last_tenth() -> None:
@@ -183,3 +187,37 @@ def test_a_failed_write_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.
         write(tmp_path, metrics(task="rte"))
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert after == before  # no old file changed, no temporary left
+
+
+def test_the_card_of_an_embedder(tmp_path: Path) -> None:
+    """Tags and uses are those that are true: of files that are there."""
+    plain = metrics(task="retrieval")
+    write(tmp_path, plain)
+    assert front_matter(tmp_path)["pipeline_tag"] == "sentence-similarity"
+    assert not {"onnx", "sentence-transformers"} & set(front_matter(tmp_path)["tags"])
+    assert "sentence_transformer(" not in (tmp_path / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "modules.json").write_text("[]")
+    write(tmp_path, metrics(task="retrieval", onnx=Onnx("model_int8.onnx", "int8", 18, 60.0)))
+    assert {"onnx", "sentence-transformers"} <= set(front_matter(tmp_path)["tags"])
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert 'sentence_transformer("path/to/this/folder", model_file="model_int8.onnx")' in text
+    write(tmp_path, metrics(task="reranking", onnx=Onnx("model.onnx", "ort-cpu", 21, 60.0)))
+    assert front_matter(tmp_path)["pipeline_tag"] == "text-ranking"
+    assert "cross_encoder(" in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_drift_is_on_all_pages(tmp_path: Path) -> None:
+    own = Fidelity(flips=3.0, flips_error=0.5, drift=Drift(0.0123, 0.001, 0.005, 0.05, 0.4, 0.5, 2.5, 0.7))
+    given = fidelity()
+    (split,) = given.splits.values()
+    given = replace(given, splits={"dev": replace(split, fidelity={"quantized": own})})
+    page = write(tmp_path, metrics(accuracy=given))
+    rows = {row[1]: row[3] for row in page.rows if len(row) > 3}
+    assert rows["Score drift, mean"] == "0.0123 ± 0.0010"
+    assert rows["Score drift, 95%"] == "0.0500"
+    assert rows["Cross the threshold 0.5, %"] == "2.50 ± 0.70"
+    assert "Score drift" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    printed = summary.terminal_summary(metrics(accuracy=given), tmp_path)
+    assert (
+        "drift: scores move by 0.0123 ± 0.0010 (95% by less than 0.0500), 2.50% ± 0.70 cross 0.5" in printed
+    )
