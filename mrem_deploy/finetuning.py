@@ -229,7 +229,7 @@ def _finetune(
 
 def _labelled(task_data: TaskData) -> Texts:
     task = task_data.task
-    if task.label_free:
+    if task.label_free or task.kind == "embedding":
         raise UserError(
             f"{task.name} has no labels to learn from; expected classes, scores, tags or answers.",
             "Choose a GLUE task, squad, squad_v2, text-classification, reranking with a label for every pair "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from mrem_deploy.base.errors import UserError
@@ -53,6 +54,8 @@ def check(recipe: Recipe) -> None:
         raise bad_value("embedding_rate", "a share above 0, at most 1", recipe.embedding_rate)
     if not 0 <= recipe.qat_warmup < 1:
         raise bad_value("qat_warmup", "a share from 0 to below 1", recipe.qat_warmup)
+    if recipe.threshold is not None and not math.isfinite(recipe.threshold):
+        raise bad_value("threshold", "a number", recipe.threshold)
     if recipe.max_memory is not None:
         parse_megabytes(recipe.max_memory)
 

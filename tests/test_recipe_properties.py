@@ -30,6 +30,7 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "max_length": st.integers(3, 512),
     "budget_mb": st.just(0.0),
     "target_drop": st.none(),  # only with bits auto
+    "threshold": st.none() | st.floats(-1e6, 1e6),
     "train_size": st.just(0),
     "accumulate": st.just(1),
     "time_budget": st.sampled_from(["10m", "1h30m", "0.5h"]),

@@ -17,7 +17,7 @@ from mrem_deploy.data.texts import Texts, drawn_rows, encode, further_rows, samp
 from mrem_deploy.evaluate.drift import check_range
 from mrem_deploy.evaluate.evaluation import Evaluation, weights_digest
 from mrem_deploy.models.loading import load_model
-from mrem_deploy.models.sentence_files import SentenceFiles, sentence_files
+from mrem_deploy.models.sentence_files import EMBEDDER, RERANKER, SentenceFiles, sentence_files
 from mrem_deploy.preflight import check_labels, check_model
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.train import METHODS
@@ -42,7 +42,7 @@ class Loaded:
     training_texts: int = 0  # in it; a long text may be several examples
     holdout: Encoded | None = None  # sentences of the training split that nothing is trained on
     judged: Texts | None = None  # others, with --target-drop: to estimate what a model loses
-    sentences: SentenceFiles | None = None  # of an embedder: how it makes its vectors
+    sentences: SentenceFiles | None = None  # of an embedder or a reranker: what its folder says about it
 
     @property
     def head(self) -> str:
@@ -85,8 +85,8 @@ def load(run: Run) -> Loaded:
     teacher, tokenizer = load_model(str(recipe.model), task_data.task.head)
     check_model(recipe, teacher)
     every = task_data.train()
-    sentences = sentence_files(str(recipe.model)) if task_data.task.kind == "embedding" else None
-    if sentences is not None:
+    sentences = _sentence_files(str(recipe.model), task_data.task.kind)
+    if sentences is not None and task_data.task.kind == "embedding":
         every = every.prompted(sentences.prompt)
     rows, apart = split_rows(len(every), recipe.calib_size, recipe.holdout, recipe.seed)
     texts = every.take(rows)
@@ -113,6 +113,13 @@ def load(run: Run) -> Loaded:
         loaded.evaluation.add_full_precision(teacher, loaded.weights)
         loaded.evaluation.check_threshold()
     return loaded
+
+
+def _sentence_files(model: str, kind: str) -> SentenceFiles | None:
+    """Those of sentence-transformers, for the tasks that they are about."""
+    wanted = {"embedding": EMBEDDER, "reranking": RERANKER}.get(kind)
+    found = sentence_files(model) if wanted else None
+    return found if found is not None and found.kind == wanted else None
 
 
 def to_judge_by(every: Texts, taken: np.ndarray, recipe: Recipe) -> Texts:

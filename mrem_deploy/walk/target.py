@@ -19,6 +19,7 @@ import numpy as np
 from torch import nn
 
 from mrem_deploy.base.progress import say
+from mrem_deploy.data.tasks import find_task
 from mrem_deploy.data.texts import encode
 from mrem_deploy.evaluate.predict import predict, torch_predictor
 from mrem_deploy.evaluate.scorers import Comparison, Scorer, scorer_for
@@ -200,11 +201,13 @@ class Judge:
     @classmethod
     def of(cls, loaded: Loaded) -> Judge:
         texts, task, recipe = loaded.judged, loaded.task_data.task, loaded.recipe
+        if task.searches:  # the pairs of the training split have labels, but no queries over a corpus
+            task = find_task(task.name)
         assert texts is not None
         encoded = encode(loaded.tokenizer, texts, recipe.max_length)
         labelled = texts.labelled and not task.label_free
         scorer = scorer_for(task, texts, encoded, loaded.teacher.config) if labelled else Comparison(task)
-        pooling = loaded.sentences.head if loaded.sentences else None
+        pooling = loaded.sentences.head if loaded.sentences and task.kind == "embedding" else None
 
         def predictions(model: nn.Module) -> list[np.ndarray]:
             return predict(torch_predictor(model), encoded, "estimate the drop", recipe.batch_size, pooling)

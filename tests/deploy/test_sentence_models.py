@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_embedder import save_embedder, save_reranker, texts
+from tiny_embedder import save_embedder, save_reranker, texts, write_json
 from tiny_job import POSITIONS, job_in, workshop_in, write_jsonl
 
 import mrem_deploy
@@ -275,14 +275,20 @@ def test_a_vector_that_moves_by_hand() -> None:
 
 @pytest.fixture(scope="module")
 def reranker_folder(shop: Path) -> Path:
+    """The result of a cross-encoder, in the files that release 6 of the library writes."""
     source = save_reranker(shop / "scorer")
-    queries, passages = texts(40, seed=3, longest=6), texts(40, seed=4)
-    pairs = list(zip(queries, passages, strict=True))
-    rows = [{"text": q, "other": p, "label": i / 40} for i, (q, p) in enumerate(pairs)]
-    options = {"task": "stsb", "text_column": "text", "text_pair_column": "other", "method": "ptq"}
-    data, held = write_jsonl(shop / "pairs.jsonl", rows), write_jsonl(shop / "held.jsonl", rows[:9])
-    options |= {"model": source, "data": data, "eval_data": held, "bits": "4-4-8", "export": "ort-cpu"}
-    assert job_in(shop, "scored", steps=None, lr=None, **options).run() == 0
+    encoder = "sentence_transformers.base.modules.transformer.Transformer"
+    write_json(source / "modules.json", [{"idx": 0, "name": "0", "path": "", "type": encoder}])
+    write_json(source / "sentence_bert_config.json", {"transformer_task": "sequence-classification"})
+    settings = {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.activation.Sigmoid"}
+    write_json(source / "config_sentence_transformers.json", {**settings, "prompts": {}})
+    pairs = zip(texts(40, seed=3, longest=6), texts(40, seed=4), strict=True)
+    data = write_jsonl(
+        shop / "pairs.jsonl", [{"query": q, "passage": p, "label": i % 2} for i, (q, p) in enumerate(pairs)]
+    )
+    options = {"task": "reranking", "model": source, "data": data, "method": "ptq", "bits": "4-4-8"}
+    assert job_in(shop, "scored", export="ort-cpu", steps=None, lr=None, **options).run() == 0
+    assert (shop / "scored" / "modules.json").read_bytes() == (source / "modules.json").read_bytes()
     return shop / "scored"
 
 
@@ -321,7 +327,7 @@ def test_one_pair_has_one_score(reranker: Reranker) -> None:
 
 
 def test_an_embedder_is_no_reranker(reranker_folder: Path) -> None:
-    with pytest.raises(UserError, match="a model with a head"):
+    with pytest.raises(UserError, match="is a CrossEncoder, not a SentenceTransformer"):
         mrem_deploy.sentence_transformer(reranker_folder)
 
 

@@ -99,13 +99,17 @@ def test_every_kind_of_task(task: str, tmp_path: Path, monkeypatch: pytest.Monke
     if task in ("feature-extraction", "token-classification", "question-answering"):
         assert accuracy.onnx == pytest.approx(other[measure])  # agreement is their metric
     exact, noisy = accuracy.fidelity, dev.fidelity.get(ONNX)
+    assert (exact.drift.largest, exact.drift.crossed) == (pytest.approx(0, abs=1e-6), None)
+    assert noisy.drift.mean > 1e-3
     if task == "feature-extraction":
-        assert (exact, noisy) == (Fidelity(), None)
+        assert (exact.cosine, exact.overlap) == (pytest.approx(100), pytest.approx(100))
+        assert noisy.cosine == pytest.approx(evaluation.agreement(FULL_PRECISION, ONNX)["dev"]["cosine"])
     elif task == "stsb":
         assert exact.difference == pytest.approx(0, abs=1e-6)
         assert noisy.difference > 0.01
     else:
-        assert exact.to_dict() == pytest.approx({"kl": 0, "kl_error": 0, "flips": 0, "flips_error": 0})
+        plain = {name: value for name, value in exact.to_dict().items() if name != "drift"}
+        assert plain == pytest.approx({"kl": 0, "kl_error": 0, "flips": 0, "flips_error": 0})
         assert noisy.flips == pytest.approx(
             100 - evaluation.agreement(FULL_PRECISION, ONNX)["dev"]["agreement"]
         )
@@ -223,7 +227,7 @@ def test_the_runtime_that_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     written = both.to_dict()
     assert list(written) == [
         "metric", "full_precision", "quantized", "torch", "onnx",
-        "kl", "kl_error", "flips", "flips_error", "scored_by", "splits",
+        "kl", "kl_error", "flips", "flips_error", "drift", "scored_by", "splits",
     ]  # fmt: skip
     assert (written["flips"], written["kl"]) == (both.fidelity.flips, both.fidelity.kl)
     assert Accuracy.from_dict(json.loads(json.dumps(written))) == both

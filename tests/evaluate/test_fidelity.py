@@ -188,7 +188,7 @@ def test_in_words_and_in_json() -> None:
     assert Fidelity.from_dict(json.loads(json.dumps(found.to_dict())) | {"younger": 1}) == found
     assert found
     assert not Fidelity()
-    assert not FIDELITIES["embedding"]([np.ones(4)], [np.ones(4)])
+    assert FIDELITIES["embedding"]([np.ones(4)] * 2, [np.ones(4)] * 2).cosine == pytest.approx(100.0)
 
 
 def test_one_example_has_no_error() -> None:

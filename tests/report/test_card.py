@@ -148,7 +148,7 @@ def test_the_card_says_which_model_was_scored(tmp_path: Path) -> None:
 def test_the_terminal_gets_a_few_lines() -> None:
     checked = OnnxCheck("1.24.1", 89.5, 2.5, 99.25, 98.0, 24, 6, ("CPUExecutionProvider",))
     onnx = Onnx("model.onnx", "ort-cpu", 21, 60.0, check=checked)
-    assert summary.summary.terminal_summary(metrics(onnx=onnx), Path("out")).splitlines() == [
+    assert summary.terminal_summary(metrics(onnx=onnx), Path("out")).splitlines() == [
         "accuracy: 92.00 full precision → 90.00 at 4-4-8 (-2.00)",
         "size: 400.0 → 50.0 MiB",
         "onnx: model.onnx, 60.0 MiB, profile ort-cpu; accuracy 89.50, 99.25% agreement with torch, "
@@ -161,9 +161,9 @@ def test_the_terminal_gets_a_few_lines() -> None:
     lines = summary.terminal_summary(told, Path("out")).splitlines()
     assert lines[1] == "against full precision: 3.10% ± 0.59 flips, KL 0.0412 ± 0.0031"
     assert "99.25% agreement with torch on 512 examples, 24 of" in lines[3]
-    bare = summary.summary.terminal_summary(metrics(onnx=replace(onnx, check=None)), Path("out")).splitlines()
+    bare = summary.terminal_summary(metrics(onnx=replace(onnx, check=None)), Path("out")).splitlines()
     assert bare[2] == "onnx: model.onnx, 60.0 MiB, profile ort-cpu; not validated"
-    assert "onnx" not in summary.summary.terminal_summary(metrics(), Path("out"))
+    assert "onnx" not in summary.terminal_summary(metrics(), Path("out"))
 
 
 def test_ends_are_means_of_the_first_and_last_tenth() -> None:
