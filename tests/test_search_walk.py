@@ -113,7 +113,7 @@ def test_reranking_of_labelled_pairs(shop: Path, reranker: Path) -> None:
     ("options", "said"),
     [
         ({"threshold": 1.5}, "--threshold must be between -1 and 1"),
-        ({"threshold": -0.99}, "outside of the scores"),
+        ({"threshold": -0.99}, "outside of the full-precision model"),
         ({"data": "model"}, "Expected a folder with corpus.jsonl"),
         ({"text_pair_column": "passage"}, "reads single sentences"),
     ],
