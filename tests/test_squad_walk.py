@@ -93,7 +93,10 @@ def test_the_quantized_model_is_scored_by_the_tasks_metric(walked: tuple[str, Pa
         assert split["windows"] > 30
     assert ("best_f1" in split["quantized"]) == (task == "squad_v2")
     fidelity = split["fidelity"]["quantized"]
+    drift = fidelity.pop("drift")
     assert fidelity == {name: accuracy[name] for name in ("kl", "kl_error", "flips", "flips_error")}
+    assert 0 < drift["median"] <= drift["p95"] <= drift["largest"]
+    assert drift["error"] < drift["mean"] < drift["largest"]
     assert fidelity["kl"] > fidelity["kl_error"] > 0
     assert 0 <= fidelity["flips"] <= 100
     card = (root / "out" / "README.md").read_text(encoding="utf-8")
