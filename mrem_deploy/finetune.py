@@ -6,6 +6,7 @@ import argparse
 
 from mrem_deploy.base import cli
 from mrem_deploy.base.options import add_resuming
+from mrem_deploy.recipe_defaults import by_task
 
 EXAMPLES = """\
 examples:
@@ -43,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--batch-size", type=int, help="sentences per step (32)")
     add("--lr", type=float, help="highest learning rate; decays linearly to 0 (5e-5)")
     add("--warmup", type=float, help="share of the steps over which the learning rate rises (0)")
-    add("--max-length", type=int, help="tokens per sentence at most (128; SQuAD 384)")
+    add("--max-length", type=int, help=f"tokens per sentence at most ({by_task('max_length')})")
     add("--seed", type=int, help="for the new head, the order of batches and dropout (0)")
     add("--checkpoint-steps", type=int, help="steps between checkpoints, 0 for none (500)")
     add("--eval-size", type=int, help="evaluate on that many examples only, drawn by --seed (all)")

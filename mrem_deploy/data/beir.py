@@ -67,6 +67,13 @@ def _named(path: Path) -> Named:
                 f"Expected {column!r} in every line of {path}; it has {listing(list(table.columns))}.",
                 f"The layout is {LAYOUT}, as in BEIR.",
             )
+    nameless = next((place for place, cell in enumerate(table.columns["_id"]) if not _is_id(cell)), None)
+    if nameless is not None:
+        raise UserError(
+            f"Expected an _id, a text or a whole number, in every line of {path}; row {table.row(nameless)} "
+            f"has {shown(table.columns['_id'][nameless])}.",
+            "Give every line its own _id, the one that the qrels name.",
+        )
     ids = [str(cell) for cell in table.columns["_id"]]
     twice = [name for name, times in Counter(ids).items() if times > 1]
     if twice:
@@ -88,6 +95,10 @@ def _named(path: Path) -> Named:
     return Named(tuple(ids), tuple(texts))
 
 
+def _is_id(cell: object) -> bool:
+    return bool(cell.strip()) if isinstance(cell, str) else type(cell) is int
+
+
 def qrels_of(folder: Path, *names: str) -> Path | None:
     """The first of these files of qrels that the folder has."""
     choices = (folder / QRELS / f"{name}.tsv" for name in names)
@@ -95,7 +106,8 @@ def qrels_of(folder: Path, *names: str) -> Path | None:
 
 
 def read_qrels(path: Path, collection: Collection) -> dict[int, Relevant]:
-    """By query, its relevant documents. Refuses ids that no text has, and scores that are no numbers."""
+    """By query, its relevant documents. Refuses ids that no text has, scores that are no numbers, and two
+    scores of one document for the same query."""
     table = read_table(path, Naming(folder=" ", header=COLUMNS), Wanted())
     if not set(COLUMNS) <= table.columns.keys():
         raise UserError(
@@ -105,10 +117,19 @@ def read_qrels(path: Path, collection: Collection) -> dict[int, Relevant]:
     queries = _places(table, "query-id", collection.queries, QUERIES)
     documents = _places(table, "corpus-id", collection.corpus, CORPUS)
     found: dict[int, Relevant] = {}
+    scores: dict[tuple[int, int], float] = {}
     for place, (query, document, cell) in enumerate(
         zip(queries, documents, table.columns["score"], strict=True)
     ):
         score = _score(cell, table, place)
+        if scores.setdefault((query, document), score) != score:
+            raise UserError(
+                f"Expected one score of a document for a query in {path}; row {table.row(place)} has "
+                f"{score:g} for {shown(collection.queries.ids[query])} and "
+                f"{shown(collection.corpus.ids[document])}, an earlier row has "
+                f"{scores[query, document]:g}.",
+                "Remove the row that is wrong.",
+            )
         if score > 0:
             found.setdefault(query, {})[document] = score
     if not found:

@@ -35,7 +35,7 @@ LONG_STEP = 10.0  # seconds; a step that takes longer is timed once
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds for one batch through one block, measured on this machine; and what a step takes in memory."""
+    """Seconds for a batch of mean size through one block, measured here; and what a step takes in memory."""
 
     train: float  # a training step: teacher forward, student forward and backward, update
     teacher: float  # a full-precision forward pass
@@ -60,22 +60,23 @@ def measure(model: PreTrainedModel, recipe: Recipe, calibration: Encoded) -> Tim
     schedule = BatchSchedule(calibration.lengths, recipe.batch_size, recipe.seed)
     before, steps, forwards = _held_mib(device), [], []
     with PeakMemory(device) as memory:
-        for i in interrupt.steps(range(TIMED_STEPS + 1)):
-            batch = {name: value.to(device) for name, value in calibration.batch(schedule.at(i)).items()}
+        batches = timed_batches(schedule, calibration.lengths)
+        for i, (chosen, size) in enumerate(interrupt.steps(batches)):
+            batch = {name: value.to(device) for name, value in calibration.batch(chosen).items()}
             hidden = _made_up(batch["input_ids"], model.config.hidden_size)
             with _Clock(device) as step:
                 with torch.no_grad():
                     target = full(hidden, batch)
                 terms = reconstruction_terms(quantized(hidden, batch), target, batch["attention_mask"])
                 optimizer.update(torch.stack(terms).sum(), i)
-            if i == 0 and step.seconds < LONG_STEP:
-                continue  # the first step also allocates
+            if i == 0:
+                continue  # it also allocates, and is of another size
             with torch.no_grad(), _Clock(device) as teacher_clock:
                 full(hidden, batch)
             with torch.no_grad(), _Clock(device) as student_clock:
                 quantized(hidden, batch)
-            steps.append(step.seconds)
-            forwards.append((teacher_clock.seconds, student_clock.seconds))
+            steps.append(step.seconds / size)
+            forwards.append((teacher_clock.seconds / size, student_clock.seconds / size))
             if step.seconds >= LONG_STEP:
                 break
     teacher_forward, student_forward = np.median(np.array(forwards), axis=0)
@@ -88,6 +89,21 @@ def measure(model: PreTrainedModel, recipe: Recipe, calibration: Encoded) -> Tim
         held_mib=held,
         mean_length=float(np.mean(calibration.lengths)),
     )
+
+
+def timed_batches(schedule: BatchSchedule, lengths: np.ndarray) -> list[tuple[np.ndarray, float]]:
+    """The largest batch of an epoch, for the memory, then usual ones, for the time; and their sizes.
+
+    A size is in tokens, padding included, where the mean of the epoch is 1: time is about proportional to it.
+    The first few batches would not do. Where questions and paragraphs are mixed, most batches are short, and
+    the few long ones take most of the time. Usual ones are the smallest of those above the mean.
+    """
+    epoch = [schedule.at(step) for step in range(schedule.steps_per_epoch)]
+    tokens = np.array([float(len(batch) * lengths[batch].max()) for batch in epoch])
+    size = tokens / tokens.mean()
+    order = np.argsort(size, kind="stable")
+    usual = order[np.searchsorted(size[order], 1.0 - 1e-9) :][:TIMED_STEPS]
+    return [(epoch[i], float(size[i])) for i in (order[-1], *np.resize(usual, TIMED_STEPS))]
 
 
 class _Clock:

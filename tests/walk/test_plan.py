@@ -12,9 +12,10 @@ import torch
 from tiny_job import job_in, workshop_in
 from tiny_models import assert_same_state, state_of, tiny_encoded, tiny_model
 
+from mrem_deploy.data.encoded import BatchSchedule
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.walk.plan import ONNX_COST, ModelShape, Plan, make_plan, shape_of
-from mrem_deploy.walk.timing import Timing, measure
+from mrem_deploy.walk.timing import TIMED_STEPS, Timing, measure, timed_batches
 
 SHAPE = ModelShape(
     blocks=12,
@@ -145,6 +146,22 @@ def test_measuring_changes_neither_the_model_nor_the_random_numbers(method: str)
     assert timing.train > timing.teacher
     assert timing.mean_length == pytest.approx(float(np.mean(calibration.lengths)))
     assert shape_of(model, recipe).blocks == 3
+
+
+def test_questions_mixed_with_paragraphs_are_timed_at_their_mean_size() -> None:
+    """Seven of ten texts are short: the first few batches, or the median one, would promise too little."""
+    lengths = np.random.default_rng(0).permutation(np.repeat([10, 150], [700, 300]))
+    schedule = BatchSchedule(lengths, 16, seed=0)
+    tokens = [len(batch) * int(lengths[batch].max()) for batch in map(schedule.at, range(63))]
+    (largest, most), *usual = timed_batches(schedule, lengths)
+    assert len(largest) * lengths[largest].max() == max(tokens)
+    assert most == pytest.approx(max(tokens) / np.mean(tokens))
+    assert len(usual) == TIMED_STEPS
+    for batch, size in usual:
+        assert size >= 1.0
+        assert len(batch) * lengths[batch].max() == pytest.approx(size * np.mean(tokens))
+    few = BatchSchedule(np.array([5, 7]), 16, seed=0)  # a single batch is timed again and again
+    assert [size for _, size in timed_batches(few, np.array([5, 7]))] == [1.0] * (TIMED_STEPS + 1)
 
 
 def test_plan_stops_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
