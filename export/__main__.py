@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from mrem_deploy.base import cli
@@ -83,7 +85,9 @@ def main(argv: list[str] | None = None) -> int:
         out = check_out(options.out, {}, marker=transformers_js.NOTE)
     frozen = FrozenModel.read(options.folder)
     if layout:
-        paths = [transformers_js.write_layout(frozen, Path(options.folder), out, options.opset)]
+        result = Path(options.folder)
+        card = _card(result)
+        paths = [transformers_js.write_layout(frozen, result, out, options.opset, card=card)]
     elif options.out:
         paths = [export_onnx(frozen, Path(options.out), names[0], options.opset, None, options.attention)]
     else:
@@ -92,6 +96,16 @@ def main(argv: list[str] | None = None) -> int:
         size = path.stat().st_size / MIB
         print(f"{path}: {size:.1f} MiB (full precision {frozen.full_precision_mb():.1f} MiB)")
     return 0
+
+
+def _card(result: Path) -> Callable[[str, str], str] | None:
+    """The model card of the folder; None where nothing was measured (a model saved from Python)."""
+    from mrem_deploy.report.card import browser_card
+    from mrem_deploy.result import METRICS, Metrics
+
+    if not (result / METRICS).is_file():
+        return None
+    return partial(browser_card, result, Metrics.read(result))
 
 
 if __name__ == "__main__":

@@ -7,12 +7,13 @@ config.json also names the dtype, so that `pipeline(task, folder)` finds the fil
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mrem_deploy
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.base.files import atomic_folder, write_json
+from mrem_deploy.base.files import atomic_folder, write_json, write_text
 from mrem_deploy.base.strict_json import read_object
 from mrem_deploy.export.profiles import find_profile
 from mrem_deploy.export.skeleton import Skeleton
@@ -22,9 +23,11 @@ from mrem_deploy.quant.frozen import FrozenModel
 
 PROFILE = "web"
 NOTE = "mrem-web.json"
+README = "README.md"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_FILES = (TOKENIZER, gate.TOKENIZER_CONFIG, "special_tokens_map.json")  # the first two are needed
 DTYPES = {"model_q2": "q2", "model_q4": "q4", "model_quantized": "q8"}  # what transformers.js calls the files
+Card = Callable[[str, str], str]  # a model card, for a file of a dtype
 COPY_AGAIN = "copy the entire result folder again, or quantize again"
 
 
@@ -50,14 +53,17 @@ def write_layout(
     out: Path,
     opset: int | None = None,
     skeleton: Skeleton | None = None,
+    card: Card | None = None,
 ) -> Path:
     """Write the folder `out` from the result folder that `frozen` was read from; returns the ONNX file.
 
-    The folder is replaced in one step, with all that was in it.
+    The folder is replaced in one step, with all that was in it. `card` writes its README.md.
     """
     check_tokenizer(result)
     with atomic_folder(out) as folder:
         file = fill_layout(frozen, result, folder, opset, skeleton)
+        if card is not None:
+            write_text(folder / README, card(file, dtype_of(file)))
     return out / file
 
 

@@ -13,6 +13,7 @@ from mrem_deploy.base.tables import Table, md, md_table
 from mrem_deploy.base.yaml_text import page_yaml
 from mrem_deploy.evaluate.accuracy import BY_ONNXRUNTIME, QUANTIZED, Accuracy
 from mrem_deploy.evaluate.metrics import metric_of
+from mrem_deploy.export import PROFILES
 from mrem_deploy.models.sentence_files import MODULES
 from mrem_deploy.report.summary import Summary, bits_words, data_words, hub_id, model_name
 from mrem_deploy.result import METRICS, PLOTS, RECIPE, REPORT_HTML, Metrics, Onnx
@@ -27,6 +28,9 @@ _PIPELINES = {
     "squad": "question-answering",
     "squad_v2": "question-answering",
 }
+# What transformers.js calls a pipeline, where the hub has another name.
+_IN_BROWSERS = {"sentence-similarity": "feature-extraction", "text-ranking": "text-classification"}
+MODULES_TAG, BROWSER_TAG = "sentence-transformers", "transformers.js"
 _GLUE = ("mnli", "qqp", "qnli", "sst2", "cola", "stsb", "mrpc", "rte")
 
 # A result in plain onnxruntime; the project's README shows the same lines.
@@ -130,6 +134,28 @@ _READY = {
 }
 
 
+def browser_card(result: Path, metrics: Metrics, file: str, dtype: str) -> str:
+    """README.md of the folder for transformers.js: the same scores, and only what is true of that folder."""
+    front = _front_matter(result, metrics)
+    kind = front["pipeline_tag"]
+    tags = [tag for tag in front["tags"] if tag not in ("onnx", MODULES_TAG, BROWSER_TAG)]
+    front |= {"library_name": BROWSER_TAG, "tags": [*tags, "onnx", BROWSER_TAG]}
+    body = [
+        f"# {md(model_name(metrics.model))}, {md(metrics.bits or '?')} bits, for the browser",
+        f"`{file}` runs in transformers.js and onnxruntime-web, with the integers and scales of the model "
+        "that was scored; floats round a little differently there. `config.json` names the dtype, so no "
+        "option is needed:",
+        "```js\n"
+        'import { pipeline } from "@huggingface/transformers";\n\n'
+        f'const model = await pipeline("{_IN_BROWSERS.get(kind, kind)}", "path/to/this/folder", '
+        '{ device: "wasm" });\n'
+        "```",
+        f"Elsewhere the file has the dtype `{dtype}`. These are not the block formats that usually have this "
+        "name: weights have learned scales, and matmuls multiply integers.",
+    ]
+    return f"---\n{page_yaml(front)}---\n\n" + "\n\n".join(body) + "\n"
+
+
 def _front_matter(folder: Path, metrics: Metrics) -> dict[str, Any]:
     task, bits = metrics.task, metrics.bits or "?"
     config = _config(folder)
@@ -152,7 +178,8 @@ def _front_matter(folder: Path, metrics: Metrics) -> dict[str, Any]:
             _slug(metrics.method),
             bits,
             *(["onnx"] if metrics.onnx else []),
-            *(["sentence-transformers"] if (folder / MODULES).is_file() else []),
+            *([MODULES_TAG] if (folder / MODULES).is_file() else []),
+            *([BROWSER_TAG] if PROFILES["web"].path_in(folder).is_file() else []),
         ],
         "metrics": sorted({metric["type"] for _, metric in scores}) or None,
     }

@@ -16,6 +16,7 @@ onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 ir = pytest.importorskip("onnx_ir")
 
+from a_result import front_matter, metrics  # noqa: E402
 from exported import BITS, CLASSIFIER, frozen_model, run, to_onnx  # noqa: E402
 from tiny_bert import save_tiny_bert  # noqa: E402
 from tiny_models import tiny_batch  # noqa: E402
@@ -146,6 +147,24 @@ def test_a_folder_for_transformers_js(result: Path, tmp_path: Path, capsys: Any)
     told = json.loads((out / "mrem-web.json").read_text())
     assert told["result_digest"] == FrozenModel.read(result).digest
     ort.InferenceSession(out / "onnx" / "model_q4.onnx")
+
+
+@pytest.mark.usefixtures("traces")
+def test_the_card_of_a_folder_for_transformers_js(result: Path, tmp_path: Path) -> None:
+    metrics(task="retrieval", base_model="someone/embedder").write(result)
+    (result / "modules.json").write_text("[]")  # belongs to the result; the folder does not get it
+    assert cli.run(__main__.main, [str(result), "--profile", "web", "--out", str(tmp_path / "mine")]) == 0
+    front = front_matter(tmp_path / "mine")
+    assert (front["library_name"], front["base_model"]) == ("transformers.js", "someone/embedder")
+    assert front["base_model_relation"] == "quantized"
+    assert {"onnx", "transformers.js", "4-4-8"} <= set(front["tags"])
+    assert "sentence-transformers" not in front["tags"]
+    (index,) = front["model-index"]
+    assert index["results"][0]["metrics"] == [{"type": "accuracy", "name": "Accuracy", "value": 90.0}]
+    text = (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
+    assert 'pipeline("feature-extraction", "path/to/this/folder", { device: "wasm" })' in text
+    assert "dtype `q4`" in text
+    assert "somebody" not in text
 
 
 def test_somebody_elses_folder_stays(result: Path, tmp_path: Path, capsys: Any) -> None:

@@ -194,11 +194,13 @@ def test_the_card_of_an_embedder(tmp_path: Path) -> None:
     plain = metrics(task="retrieval")
     write(tmp_path, plain)
     assert front_matter(tmp_path)["pipeline_tag"] == "sentence-similarity"
-    assert not {"onnx", "sentence-transformers"} & set(front_matter(tmp_path)["tags"])
+    assert not {"onnx", "sentence-transformers", "transformers.js"} & set(front_matter(tmp_path)["tags"])
     assert "sentence_transformer(" not in (tmp_path / "README.md").read_text(encoding="utf-8")
     (tmp_path / "modules.json").write_text("[]")
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx" / "model_q4.onnx").write_bytes(b"by mrem quantize --export ort-cpu,web")
     write(tmp_path, metrics(task="retrieval", onnx=Onnx("model_int8.onnx", "int8", 18, 60.0)))
-    assert {"onnx", "sentence-transformers"} <= set(front_matter(tmp_path)["tags"])
+    assert {"onnx", "sentence-transformers", "transformers.js"} <= set(front_matter(tmp_path)["tags"])
     text = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert 'sentence_transformer("path/to/this/folder", model_file="model_int8.onnx")' in text
     write(tmp_path, metrics(task="reranking", onnx=Onnx("model.onnx", "ort-cpu", 21, 60.0)))
