@@ -27,10 +27,24 @@ void unpack(const GemmKernels& kernels, const Weights& weights, std::size_t pane
             std::size_t first, std::size_t quads, std::size_t padded, std::int8_t* b) {
     const std::size_t per_step = fields(weights.coding().bits);
     for (std::size_t p = 0; p < count; ++p, b += padded * kStepBytes) {
-        kernels.unpack(weights.panel(panel + p) + first / per_step * kStepBytes, quads / per_step,
-                       weights.coding(), b);
+        kernels.unpack(weights.codes(panel + p, first), quads / per_step, weights.coding(), b);
         std::memset(b + quads * kStepBytes, 0, (padded - quads) * kStepBytes);
     }
+}
+
+// The codes that the next block reads, `first` of some panels and the same of those beside it.
+struct Next {
+    const std::uint8_t* codes;
+    std::size_t panels, bytes;
+};
+
+Next next_of(const Weights& weights, std::size_t panel, std::size_t count, std::size_t first,
+             std::size_t quads, std::size_t all, std::size_t last) {
+    const std::size_t per_step = fields(weights.coding().bits);
+    const bool further = first + quads < all;
+    const std::size_t next = further ? panel : panel + count, at = further ? first + quads : 0;
+    return {weights.codes(next, at), std::min(count, last - next),
+            std::min(quads, all - at) / per_step * kStepBytes};
 }
 
 void prefetch([[maybe_unused]] const std::uint8_t* codes) {
@@ -43,33 +57,22 @@ void prefetch([[maybe_unused]] const std::uint8_t* codes) {
 // tile. Codes are read once per call, so they need no place in the caches afterwards.
 class Ahead {
   public:
-    Ahead(const Weights& weights, std::size_t panel, std::size_t count, std::size_t first, std::size_t quads,
-          std::size_t all, std::size_t last, std::size_t rows, std::size_t most) {
-        const std::size_t per_step = fields(weights.coding().bits);
-        const bool further = first + quads < all;
-        const std::size_t next = further ? panel : panel + count;
-        panels_ = std::min({count, last - next, kMost});
-        at_ = further ? first + quads : 0;
-        bytes_ = std::min(quads, all - at_) / per_step * kStepBytes;
-        for (std::size_t p = 0; p < panels_; ++p) {
-            from_[p] = weights.panel(next + p) + at_ / per_step * kStepBytes;
-        }
-        share_ = round_up(ceil_div(bytes_, ceil_div(rows, most)), 64);
-    }
+    Ahead(const Next& next, std::size_t stride, std::size_t tiles)
+        : next_(next), stride_(stride), share_(round_up(ceil_div(next.bytes, tiles), 64)) {}
     void some() {
-        const std::size_t end = std::min(bytes_, done_ + share_);
-        for (std::size_t p = 0; p < panels_; ++p) {
+        const std::size_t end = std::min(next_.bytes, done_ + share_);
+        for (std::size_t p = 0; p < next_.panels; ++p) {
             for (std::size_t at = done_; at < end; at += 64) {
-                prefetch(from_[p] + at);
+                prefetch(next_.codes + p * stride_ + at);
             }
         }
         done_ = end;
     }
+    void nothing() { done_ = next_.bytes; }
 
   private:
-    static constexpr std::size_t kMost = 8;  // panels; no tile is wider
-    const std::uint8_t* from_[kMost] = {};
-    std::size_t panels_ = 0, at_ = 0, bytes_ = 0, share_ = 0, done_ = 0;
+    Next next_;
+    std::size_t stride_, share_, done_ = 0;
 };
 
 }  // namespace
@@ -147,15 +150,32 @@ void multiply(const Target& target, const Weights& weights, const CodeRows& x, s
         for (std::size_t block = 0; block < blocks.count; ++block) {
             const std::size_t from = block * blocks.quads, quads = std::min(blocks.quads, all - from);
             const std::size_t padded = quads > kernels.quads ? round_up(quads, kernels.quads) : quads;
-            unpack(kernels, weights, panel, count, from, quads, padded, b);
+            const std::uint8_t* codes = weights.codes(panel, from);
             const std::uint8_t* cuts = weights.cuts(panel, block, blocks.count);
-            Ahead ahead(weights, panel, count, from, quads, all, last, rows, kernels.rows);
-            by_tiles(rows, kernels.rows, [&](std::size_t row, std::size_t height) {
+            const Next next = next_of(weights, panel, count, from, quads, all, last);
+            Ahead ahead(next, weights.panel_bytes(), ceil_div(rows, kernels.rows));
+            const auto first_tile = [&](std::size_t height, const Tile& tile) {
+                const Packed packed{codes, weights.panel_bytes(), weights.coding(),
+                                    height < rows ? b : nullptr,
+                                    next.panels == count ? static_cast<std::size_t>(next.codes - codes) : 0};
+                if (kernels.tile_unpacking != nullptr &&
+                    kernels.tile_unpacking(height, count, tile, packed)) {
+                    return ahead.nothing();
+                }
+                unpack(kernels, weights, panel, count, from, quads, padded, b);
                 ahead.some();
+                kernels.tile(height, count, tile);
+            };
+            by_tiles(rows, kernels.rows, [&](std::size_t row, std::size_t height) {
                 std::int32_t* sums = all_sums + (blocks.count > 1 ? row * width : 0);
                 const std::uint8_t* a = x.codes + row * x.stride + from * kQuad;
-                kernels.tile(height, count,
-                             {a, x.stride, b, padded * kStepBytes, padded, sums, width, block > 0, cuts});
+                const Tile tile{a, x.stride, b, padded * kStepBytes, padded, sums, width, block > 0, cuts};
+                if (row == 0) {
+                    first_tile(height, tile);
+                } else {
+                    ahead.some();
+                    kernels.tile(height, count, tile);
+                }
                 if (block + 1 == blocks.count) {
                     sink.take({&kernels, &weights, row, height, panel, count, sums, width});
                 }

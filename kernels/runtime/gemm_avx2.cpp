@@ -167,7 +167,7 @@ void tile(std::size_t rows, std::size_t, const Tile& tile) {
 }  // namespace
 
 const GemmKernels kAvx2Gemm = {
-    "avx2",          kTall,           1, 256, 1, true, unpack256, tile, dequantize256, pack_keys_x86,
+    "avx2",          kTall,           1, 256, 1, true, unpack256, tile, nullptr, dequantize256, pack_keys_x86,
     pack_values_x86, float_product256};
 
 }  // namespace mrem::runtime

@@ -4,43 +4,48 @@
 #include <immintrin.h>
 
 #include "gemm_plain.h"
+#include "unroll.h"
 
 namespace mrem::runtime {
 namespace {
 
+// Field f of 64 packed bytes as signed bytes.
+template <int kBits>
+class Fields {
+  public:
+    explicit Fields(const Coding& coding) : mask_(_mm512_set1_epi8(kBits == 8 ? -128 : 15)) {
+        alignas(16) std::int8_t values[16];
+        for (int u = 0; u < 16; ++u) {
+            values[u] = static_cast<std::int8_t>(coding.spacing * (u & ((1 << kBits) - 1)) + coding.low);
+        }
+        table_ = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(values)));
+    }
+    __m512i operator()(__m512i codes, int f) const {
+        if constexpr (kBits == 8) return _mm512_xor_si512(codes, mask_);  // u − 128
+        // Values repeat in the table with a period of four where codes have two bits, so the bits above a
+        // code need not be masked, only the top bit of the byte, which would clear the result.
+        if (f > 0) codes = _mm512_srli_epi16(codes, static_cast<unsigned>(kBits * f));
+        return _mm512_shuffle_epi8(table_, _mm512_and_si512(codes, mask_));
+    }
+
+  private:
+    __m512i mask_, table_;
+};
+
+template <int kBits>
+void unpack_fields(const std::uint8_t* packed, std::size_t steps, const Coding& coding, std::int8_t* b) {
+    const Fields<kBits> field(coding);
+    for (std::size_t s = 0; s < steps; ++s, packed += kStepBytes) {
+        const __m512i codes = _mm512_loadu_si512(packed);
+        MREM_UNROLLED
+        for (int f = 0; f < 8 / kBits; ++f, b += kStepBytes) _mm512_store_si512(b, field(codes, f));
+    }
+}
+
 void unpack512(const std::uint8_t* packed, std::size_t steps, const Coding& coding, std::int8_t* b) {
-    if (coding.bits == 8) {  // u − 128
-        const __m512i top = _mm512_set1_epi8(static_cast<char>(0x80));
-        for (std::size_t s = 0; s < steps; ++s, packed += kStepBytes, b += kStepBytes) {
-            _mm512_store_si512(b, _mm512_xor_si512(_mm512_loadu_si512(packed), top));
-        }
-        return;
-    }
-    alignas(16) std::int8_t values[16];
-    for (int u = 0; u < 16; ++u) {
-        values[u] = static_cast<std::int8_t>(coding.spacing * (u & ((1 << coding.bits) - 1)) + coding.low);
-    }
-    const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(values)));
-    if (coding.bits == 4) {
-        const __m512i mask = _mm512_set1_epi8(15);
-        for (std::size_t s = 0; s < steps; ++s, packed += kStepBytes, b += 2 * kStepBytes) {
-            const __m512i u = _mm512_loadu_si512(packed);
-            const __m512i high = _mm512_and_si512(_mm512_srli_epi16(u, 4), mask);
-            _mm512_store_si512(b, _mm512_shuffle_epi8(table, _mm512_and_si512(u, mask)));
-            _mm512_store_si512(b + kStepBytes, _mm512_shuffle_epi8(table, high));
-        }
-        return;
-    }
-    // Values repeat in the table with a period of four, so the bits above a code need not be masked, only the
-    // top bit of the byte, which would clear the result.
-    const __m512i mask = _mm512_set1_epi8(15);
-    for (std::size_t s = 0; s < steps; ++s, packed += kStepBytes, b += 4 * kStepBytes) {
-        const __m512i u = _mm512_loadu_si512(packed);
-        for (int f = 0; f < 4; ++f) {
-            const __m512i code = _mm512_and_si512(_mm512_srli_epi16(u, static_cast<unsigned>(2 * f)), mask);
-            _mm512_store_si512(b + f * 64, _mm512_shuffle_epi8(table, code));
-        }
-    }
+    if (coding.bits == 8) return unpack_fields<8>(packed, steps, coding, b);
+    if (coding.bits == 4) return unpack_fields<4>(packed, steps, coding, b);
+    unpack_fields<2>(packed, steps, coding, b);
 }
 
 void dequantize512(std::size_t rows, std::size_t panels, const std::int32_t* sums, std::size_t sums_stride,

@@ -46,8 +46,18 @@ void tile(std::size_t rows, std::size_t, const Tile& tile) { kTiles[rows - 1](ti
 
 }  // namespace
 
-const GemmKernels kAvxVnniGemm = {"avxvnni",       kRows,           1,    256,           1,
-                                  false,           unpack256,       tile, dequantize256, pack_keys_x86,
-                                  pack_values_x86, float_product256};
+const GemmKernels kAvxVnniGemm = {"avxvnni",
+                                  kRows,
+                                  1,
+                                  256,
+                                  1,
+                                  false,
+                                  unpack256,
+                                  tile,
+                                  nullptr,
+                                  dequantize256,
+                                  pack_keys_x86,
+                                  pack_values_x86,
+                                  float_product256};
 
 }  // namespace mrem::runtime

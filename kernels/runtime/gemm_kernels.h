@@ -40,6 +40,15 @@ struct Tile {
     const std::uint8_t* cuts;  // lengths of runs, in quads, whose sums fit into 16 bits; or null (proof.h)
 };
 
+// The weights of a tile as they are stored: panels of packed bytes, `stride` apart.
+struct Packed {
+    const std::uint8_t* codes;
+    std::size_t stride;
+    Coding coding;
+    std::int8_t* keep;  // where tiles that follow want them unpacked, with Tile::b_stride; or null
+    std::size_t ahead;  // what lies so many bytes behind is fetched for the next block
+};
+
 struct GemmKernels {
     const char* name;
     std::size_t rows, panels;  // the largest tile
@@ -52,6 +61,10 @@ struct GemmKernels {
 
     // 1 <= rows and panels, up to the largest.
     void (*tile)(std::size_t rows, std::size_t panels, const Tile& tile);
+
+    // The first tile of a block: unpacks weights while it multiplies by them; Tile::b is not read. Does
+    // nothing and returns false where unpacking first is as good. Null: always.
+    bool (*tile_unpacking)(std::size_t rows, std::size_t panels, const Tile& tile, const Packed& packed);
 
     // y[row][16p + c], with strides that are counted in elements.
     void (*dequantize)(std::size_t rows, std::size_t panels, const std::int32_t* sums,

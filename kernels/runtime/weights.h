@@ -33,9 +33,12 @@ class Weights {
     // std::invalid_argument if sums could exceed 32 bits or values 8 bits.
     Weights(const Target& target, const Weight& weight, const Grid& x);
 
-    const std::uint8_t* panel(std::size_t p) const {
-        return weight_.codes + p * steps(weight_.in, weight_.bits) * kStepBytes;
+    const std::uint8_t* panel(std::size_t p) const { return weight_.codes + p * panel_bytes(); }
+    // From `quad` on, the first of a step.
+    const std::uint8_t* codes(std::size_t p, std::size_t quad) const {
+        return panel(p) + quad / fields(weight_.bits) * kStepBytes;
     }
+    std::size_t panel_bytes() const { return steps(weight_.in, weight_.bits) * kStepBytes; }
     std::size_t inputs() const { return weight_.in; }
     std::size_t outputs() const { return weight_.out; }
     std::size_t panel_count() const { return columns_.size(); }
