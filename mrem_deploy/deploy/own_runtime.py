@@ -6,7 +6,8 @@ that the package is missing. It is imported only when asked.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -67,3 +68,22 @@ class BothWays:
 
     def to_dict(self) -> dict[str, Any]:
         return {"runtime": self.runtime, "agreement": self.agreement, "scores_without": self.scores}
+
+
+@dataclass(frozen=True)
+class NextTo:
+    """The file for the CPU runtime, run with its operators, next to the file that was validated: both on the
+    same examples of the first split."""
+
+    runtime: str  # version and instruction set
+    examples: int
+    metric: float
+    onnx_metric: float  # of the validated file
+    agreement: float  # the predictions of the two, in percent
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> NextTo:
+        return cls(**content)

@@ -22,7 +22,7 @@ from mrem_deploy.data.encoded import Encoded, sorted_batches
 from mrem_deploy.deploy import own_runtime
 from mrem_deploy.deploy.census import census
 from mrem_deploy.deploy.findings import Findings, OnnxFile, Steadiness, Validation, notes_on, verdict_on
-from mrem_deploy.deploy.own_runtime import BothWays
+from mrem_deploy.deploy.own_runtime import BothWays, NextTo
 from mrem_deploy.deploy.providers import CPU, ON_CPU, Placement
 from mrem_deploy.deploy.runtime import (
     check_alike,
@@ -44,7 +44,9 @@ from mrem_deploy.models.parts import carve
 from mrem_deploy.recipe import Recipe
 
 RESULT = "validation.json"
-FUNCTIONS = "onnx_functions"  # the name of what a file for the CPU runtime predicts without it
+# Names of predictions, by a file for the CPU runtime:
+FUSED = "onnx_fused"  # with its operators, next to another file
+FUNCTIONS = "onnx_functions"  # without them
 MAX_DROP = 1.0  # points, unless the user gives another limit
 ERROR_BATCHES = 4  # batches over which the error per layer is measured, from the longest to the shortest
 ERROR_EXAMPLES = 64  # in these batches together: torch computes every layer of them
@@ -121,14 +123,36 @@ def both_ways(model: Path, evaluation: Evaluation, threads: int, where: Placemen
     if where.library is None:
         return None
     evaluation.add(FUNCTIONS, onnx_predictor(open_session(model, threads, replace(where, library=None))))
-    scores = {}
-    for name, split in evaluation.splits.items():
-        found = split.scorer.score(split.predictions[FUNCTIONS])
-        own = split.scorer.agreement(split.predictions[FULL_PRECISION], split.predictions[FUNCTIONS])
-        scores[name] = own if evaluation.task.label_free else found
+    scores = {name: _scores(evaluation, name, FUNCTIONS) for name in evaluation.splits}
     result = BothWays(own_runtime.describe(), evaluation.agreement(ONNX, FUNCTIONS), scores)
     evaluation.forget(FUNCTIONS)
     return result
+
+
+def next_to(fused: Path, evaluation: Evaluation, threads: int, examples: int) -> NextTo | None:
+    """The file for the CPU runtime on some examples that the validated file (ONNX) has predicted; None where
+    its operators cannot run."""
+    where = own_runtime.placed(ON_CPU, fused)
+    if where.library is None:
+        return None
+    some = evaluation.first_split().sampled(examples)
+    some.add(FUSED, onnx_predictor(open_session(fused, threads, where)))
+    check_finite(fused, some, FUSED)
+    ((name, split),) = some.splits.items()
+    check_alike(str(fused), split.predictions[FUSED], split.predictions[ONNX])
+    metric, onnx_metric = (_scores(some, name, model)[evaluation.task.metric] for model in (FUSED, ONNX))
+    (agreed,) = some.agreement(ONNX, FUSED).values()
+    agreement = next(iter(agreed.values()))
+    return NextTo(own_runtime.describe(), len(split.texts), metric, onnx_metric, agreement)
+
+
+def _scores(evaluation: Evaluation, name: str, model: str) -> dict[str, float]:
+    """The metrics of one split; without labels the agreement with full precision."""
+    split = evaluation.splits[name]
+    rows = split.predictions[model]
+    if evaluation.task.label_free:
+        return split.scorer.agreement(split.predictions[FULL_PRECISION], rows)
+    return split.scorer.score(rows)
 
 
 def runtime_notes(model: Path, where: Placement) -> list[str]:
@@ -141,9 +165,9 @@ def runtime_notes(model: Path, where: Placement) -> list[str]:
     ]
 
 
-def check_finite(model: Path, evaluation: Evaluation) -> None:
+def check_finite(model: Path, evaluation: Evaluation, name: str = ONNX) -> None:
     """Refuse a model that predicts NaN or Inf; it has no metric."""
-    rows = (row for split in evaluation.splits.values() for row in split.predictions[ONNX])
+    rows = (row for split in evaluation.splits.values() for row in split.predictions[name])
     broken = sum(not bool(np.isfinite(row).all()) for row in rows)
     if broken:
         raise UserError(

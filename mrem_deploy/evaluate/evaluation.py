@@ -124,6 +124,13 @@ class Evaluation:
         other.splits = {name: self._sampled(split, size) for name, split in self.splits.items()}
         return other
 
+    def first_split(self) -> Evaluation:
+        """The same with the split of the headline alone."""
+        other = copy.copy(self)
+        other._accuracy = None
+        other.splits = dict(list(self.splits.items())[:1])
+        return other
+
     def adopt(self, model: str, other: Evaluation) -> None:
         """Take over the predictions of a sample, for splits of which it has every text."""
         self._accuracy = None

@@ -15,7 +15,14 @@ from mrem_deploy.evaluate.accuracy import BY_ONNXRUNTIME, QUANTIZED, Accuracy
 from mrem_deploy.evaluate.metrics import metric_of
 from mrem_deploy.export import PROFILES
 from mrem_deploy.models.sentence_files import MODULES
-from mrem_deploy.report.summary import Summary, bits_words, data_words, hub_id, model_name
+from mrem_deploy.report.summary import (
+    Summary,
+    bits_words,
+    data_words,
+    hub_id,
+    model_name,
+    next_to_words,
+)
 from mrem_deploy.result import METRICS, PLOTS, RECIPE, REPORT_HTML, Metrics, Onnx
 
 # The hub's names of what a model does; text-classification for tasks that are not here.
@@ -71,6 +78,7 @@ def model_card(
         f"The weights are stored as packed integers ({md(bits_words(bits, metrics.hot_rows))}). "
         f"{_what_is_scored(metrics)}",
         *_onnx_use(metrics.onnx),
+        _runtime_use(metrics),
         *_ready_use(metrics),
         "## Results",
         md_table(summary.scores),
@@ -105,6 +113,22 @@ def _onnx_use(onnx: Onnx | None) -> list[str]:
         "package:",
         f"```python\n{ONNX_USE.replace('FILE', onnx.file)}```",
     ]
+
+
+def _runtime_use(metrics: Metrics) -> str:
+    """The same model in the CPU runtime, if there is a file for it."""
+    fused = metrics.runtime
+    if fused is None:
+        return ""
+    line = (
+        f"`{md(fused.file)}` ({mib(fused.size_mb)}) is the same model for `mrem-runtime`, which computes on "
+        f'packed weights and skips padding: `session = mrem_runtime.session(f"{{folder}}/{fused.file}")`. '
+        "Without that package it runs like the other file."
+    )
+    found = fused.next_to
+    if found is None:
+        return line
+    return f"{line} In {md(found.runtime)}: {md(next_to_words(found, metrics.accuracy.metric))}."
 
 
 def _ready_use(metrics: Metrics) -> list[str]:

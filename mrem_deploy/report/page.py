@@ -63,6 +63,7 @@ def write_report(folder: Path, metrics: Metrics, history: History, recipe: Recip
     making = [_run_table(metrics), _cost_table(metrics.cost)]
     details = [
         *_onnx_tables(metrics.onnx),
+        *_runtime_tables(metrics.runtime, metrics.accuracy.metric),
         *making,
         *_worker_tables(metrics.cost.workers),
         *target_tables(metrics.target),
@@ -124,6 +125,24 @@ def _onnx_tables(onnx: Onnx | None) -> list[Table]:
             ("onnxruntime", words(check.onnxruntime)),
         ]
     return [Table("ONNX model", ("", ""), rows)]
+
+
+def _runtime_tables(onnx: Onnx | None, metric: str) -> list[Table]:
+    """The same model for mrem-runtime, next to plain onnxruntime on the same examples."""
+    if onnx is None:
+        return []
+    rows = [("File", f"{words(onnx.file)}, {mib(onnx.size_mb)}")]
+    found = onnx.next_to
+    if found is None:
+        rows.append(("Run", "no"))
+    else:
+        rows += [
+            ("Runtime", words(found.runtime)),
+            ("The same predictions as the file above", _two_digits(found.agreement) + _of(found.examples)),
+            (f"{metric} of these examples", f"{found.metric:.2f}"),
+            (f"{metric} of the file above", f"{found.onnx_metric:.2f}"),
+        ]
+    return [Table("ONNX model for mrem-runtime", ("", ""), rows)]
 
 
 def _of(examples: int | None) -> str:

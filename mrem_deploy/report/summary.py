@@ -17,6 +17,7 @@ from pathlib import Path
 
 from mrem_deploy.base.format import NONE, count, duration, is_number, memory, mib, score, signed, three_digits
 from mrem_deploy.base.tables import Table
+from mrem_deploy.deploy.own_runtime import NextTo
 from mrem_deploy.evaluate.accuracy import (
     BY_ONNXRUNTIME,
     FULL_PRECISION,
@@ -96,7 +97,7 @@ def terminal_summary(metrics: Metrics, folder: Path) -> str:
             *_against_full_precision(accuracy.fidelity),
             f"size: {size.full_precision_mb:.1f} → {size.quantized_mb:.1f} MiB",
             *([_onnx_line(metrics.onnx, accuracy.metric)] if metrics.onnx else []),
-            *([_runtime_line(metrics.runtime, folder)] if metrics.runtime else []),
+            *([_runtime_line(metrics.runtime, accuracy.metric, folder)] if metrics.runtime else []),
             *([f"target: {metrics.target.sentence()} (estimate)"] if metrics.target else []),
             *([_heldout_line(metrics)] if metrics.heldout else []),
             f"time: {training} training, {total} in total; peak memory {memory(cost.peak_memory_mb)}",
@@ -130,10 +131,18 @@ def _onnx_line(onnx: Onnx, metric: str) -> str:
     )
 
 
-def _runtime_line(onnx: Onnx, folder: Path) -> str:
+def _runtime_line(onnx: Onnx, metric: str, folder: Path) -> str:
+    line = f"runtime: {onnx.file}, {mib(onnx.size_mb)}, the same model for mrem-runtime"
+    if onnx.next_to is None:
+        return f"{line} (mrem validate {folder} --profile {onnx.profile})"
+    return f"{line}; {next_to_words(onnx.next_to, metric)}"
+
+
+def next_to_words(found: NextTo, metric: str) -> str:
+    """How the operators of mrem-runtime predict next to plain onnxruntime."""
     return (
-        f"runtime: {onnx.file}, {mib(onnx.size_mb)}, the same model for mrem-runtime "
-        f"(mrem validate {folder} --profile {onnx.profile})"
+        f"on {count(found.examples)} examples {metric} {found.metric:.2f} (plain {found.onnx_metric:.2f}), "
+        f"{found.agreement:.2f}% the same predictions"
     )
 
 

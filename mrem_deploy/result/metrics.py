@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrem_deploy.base.files import write_json
+from mrem_deploy.deploy.own_runtime import NextTo
 from mrem_deploy.evaluate.accuracy import Accuracy
 from mrem_deploy.result.reading import given, part, read_part
 from mrem_deploy.result.target import TargetDrop
@@ -127,7 +128,7 @@ class OnnxCheck:
 
 @dataclass(frozen=True)
 class Onnx:
-    """The exported file that the report is about: that of the first profile."""
+    """An exported file: of the first profile, which the report is about, or for the CPU runtime."""
 
     file: str = ""
     profile: str | None = None
@@ -135,11 +136,13 @@ class Onnx:
     size_mb: float = math.nan
     recipe_digest: str | None = None
     check: OnnxCheck | None = None  # None: it was not validated
+    next_to: NextTo | None = None  # of the file for the CPU runtime, where its operators could run
 
     def to_dict(self) -> dict[str, Any]:
         if self.check is None:
             order = ("file", "profile", "recipe_digest", "opset", "size_mb")
-            return {name: getattr(self, name) for name in order}
+            compared = {"next_to": self.next_to.to_dict()} if self.next_to else {}
+            return {name: getattr(self, name) for name in order} | compared
         own = {name: getattr(self, name) for name in ("profile", "file", "opset", "size_mb")}
         check = {name: value for name, value in vars(self.check).items() if value is not None}
         return {**own, **check, "providers": list(self.check.providers)}
@@ -150,7 +153,8 @@ class Onnx:
         if "metric" in content:
             providers = tuple(content.get("providers") or ())
             check = OnnxCheck(**given(OnnxCheck, content) | {"providers": providers})
-        return cls(**given(cls, content), check=check)
+        next_to = part(NextTo, content.get("next_to"))
+        return cls(**given(cls, content) | {"check": check, "next_to": next_to})
 
 
 @dataclass(frozen=True)

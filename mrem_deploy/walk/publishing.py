@@ -12,7 +12,6 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.files import atomic_folder
 from mrem_deploy.base.machine import describe_machine
 from mrem_deploy.base.units import MIB
-from mrem_deploy.deploy.validation import describe_file
 from mrem_deploy.evaluate.examples import write_examples
 from mrem_deploy.export.profiles import find_profile
 from mrem_deploy.quant import artifact
@@ -22,7 +21,7 @@ from mrem_deploy.report.page import write_report
 from mrem_deploy.result import RECIPE, HeldOut, History, Metrics, Onnx, Parallel, Qat, Result, Sizes
 from mrem_deploy.result.recipe_file import write_recipe
 from mrem_deploy.walk.loading import Loaded
-from mrem_deploy.walk.scoring import score
+from mrem_deploy.walk.scoring import score, score_fused
 from mrem_deploy.walk.state import Run
 from mrem_deploy.walk.training import Trained
 
@@ -46,8 +45,9 @@ def publish(
     with atomic_folder(run.out) as folder:
         frozen.save(folder, loaded.tokenizer, loaded.sentences.files if loaded.sentences else None)
         write_recipe(folder / RECIPE, recipe)
-        model, besides = export(folder, run.profiles, frozen) if run.profiles else (None, None)
+        model, fused = export(folder, run.profiles, frozen) if run.profiles else (None, None)
         onnx = score(recipe, evaluation, quantized, model)
+        besides = score_fused(recipe, evaluation, fused)
         metrics = measured(run, loaded, trained, sizes(frozen, folder, onnx), onnx, frozen.hot_rows)
         metrics = replace(metrics, runtime=besides)
         metrics.write(folder)
@@ -59,9 +59,9 @@ def publish(
     return Result(run.out, metrics)
 
 
-def export(folder: Path, profiles: tuple[str, ...], frozen: FrozenModel) -> tuple[Path, Onnx | None]:
-    """Export every profile; the file of the first one is the one that is validated. Also what there is to
-    say of the one for the CPU runtime, if it is another."""
+def export(folder: Path, profiles: tuple[str, ...], frozen: FrozenModel) -> tuple[Path, Path | None]:
+    """Export every profile; the file of the first one is the one that is validated. Also the file for the CPU
+    runtime, if it is another."""
     from mrem_deploy.export import export_all  # needs onnx, which is optional
 
     try:
@@ -70,7 +70,7 @@ def export(folder: Path, profiles: tuple[str, ...], frozen: FrozenModel) -> tupl
         remedy = f"{error.remedy}; or run again with --export none: the training is kept"
         raise UserError(error.problem, remedy) from error
     fused = [path for path, name in zip(paths[1:], profiles[1:], strict=True) if find_profile(name).fused]
-    return paths[0], Onnx.from_dict(describe_file(fused[0]).to_dict()) if fused else None
+    return paths[0], fused[0] if fused else None
 
 
 def sizes(frozen: FrozenModel, folder: Path, onnx: Onnx | None) -> Sizes:

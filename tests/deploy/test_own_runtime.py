@@ -19,8 +19,9 @@ from tiny_job import job_in, workshop_in
 
 from mrem_deploy import __main__, doctor, open_result
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.deploy import own_runtime, runtime
+from mrem_deploy.deploy import own_runtime, runtime, validation
 from mrem_deploy.deploy.census import RUNTIME_PRODUCTS
+from mrem_deploy.report.summary import next_to_words, terminal_summary
 
 MREM, PLAIN = "model_mrem.onnx", "model.onnx"
 MISSING = "mrem-runtime is not installed"
@@ -48,6 +49,16 @@ def test_a_run_exports_for_it_besides(result: Path, capsys: pytest.CaptureFixtur
     assert metrics["onnx"]["file"] == PLAIN
     assert (metrics["runtime"]["file"], metrics["runtime"]["profile"]) == (MREM, "mrem-cpu")
     assert metrics["runtime"]["size_mb"] == (result / MREM).stat().st_size / 2**20
+    found = metrics["runtime"]["next_to"]
+    assert (found["runtime"], found["agreement"]) == (own_runtime.describe(), 100.0)
+    assert found["examples"] == metrics["accuracy"]["splits"]["dev"]["examples"]
+    assert found["metric"] == found["onnx_metric"] == metrics["onnx"]["metric"]
+    read = open_result(result).metrics
+    assert read.to_dict()["runtime"] == metrics["runtime"]
+    words = next_to_words(read.runtime.next_to, "accuracy")
+    assert words in terminal_summary(read, result)
+    assert words in (result / "README.md").read_text()
+    assert own_runtime.describe() in (result / "report.html").read_text()
     assert __main__.main(["verify", str(result)]) == 0
     data = bytearray((result / MREM).read_bytes())
     data[len(data) // 2] ^= 1
@@ -58,6 +69,51 @@ def test_a_run_exports_for_it_besides(result: Path, capsys: pytest.CaptureFixtur
     told = capsys.readouterr().out
     assert f"{MREM} has changed since it was exported" in told
     assert f"{MREM} is missing" in told
+
+
+def test_predictions_of_its_operators_are_counted_and_noted(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The comparison that a run reports sees operators that compute something else."""
+    right = validation.onnx_predictor
+
+    def wrong(session: Any) -> Any:
+        predict = right(session)
+        return (lambda batch: [-value for value in predict(batch)]) if is_fused(session) else predict
+
+    monkeypatch.setattr(validation, "onnx_predictor", wrong)
+    job = job_in(workshop, "wrong", method="ptq", bits="2-2-8", export="auto")
+    assert job.run() == 0
+    found = json.loads((workshop / "wrong" / "metrics.json").read_text())["runtime"]["next_to"]
+    assert found["agreement"] < 50
+    assert found["metric"] != found["onnx_metric"]
+    assert f"get the same prediction from {MREM}" in "".join(capsys.readouterr())
+
+
+def is_fused(session: Any) -> bool:
+    return Path(session._model_path).name == MREM
+
+
+def test_the_file_may_be_the_only_one(workshop: Path) -> None:
+    """Then it is validated with its operators, and also without."""
+    assert job_in(workshop, "only", method="ptq", bits="2-2-8", export="mrem-cpu").run() == 0
+    metrics = json.loads((workshop / "only" / "metrics.json").read_text())
+    assert (metrics["onnx"]["file"], "runtime" in metrics) == (MREM, False)
+    found = json.loads((workshop / "only" / "validation.json").read_text())["onnx"]
+    assert set(found["nodes"]["integer"]) == set(RUNTIME_PRODUCTS)
+    (agreed,) = found["both_ways"]["agreement"].values()
+    assert min(agreed.values()) == 100.0
+
+
+def test_without_the_library_a_run_says_so(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(own_runtime, "problem", lambda: MISSING)
+    assert job_in(workshop, "lacks", method="ptq", bits="2-2-8", export="ort-cpu,mrem-cpu").run() == 0
+    metrics = json.loads((workshop / "lacks" / "metrics.json").read_text())
+    assert "next_to" not in metrics["runtime"]
+    assert f"{MREM} was not run: {MISSING}" in "".join(capsys.readouterr())
+    assert "mrem validate" in terminal_summary(open_result(workshop / "lacks").metrics, workshop / "lacks")
 
 
 def test_validation_runs_both_ways(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
