@@ -86,7 +86,12 @@ def by_task(name: str) -> str:
     for task in TASKS.values():
         others.setdefault(getattr(task.defaults, name), []).append(task.name)
     others.pop(usual, None)
-    return "; ".join([str(usual), *(f"{' and '.join(tasks)} {value}" for value, tasks in others.items())])
+    return "; ".join([str(usual), *(f"{_listed(tasks)} {value}" for value, tasks in others.items())])
+
+
+def _listed(names: list[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def by_method() -> str:

@@ -217,6 +217,7 @@ TASKS: dict[str, Task] = {
             label_columns=(),
             kind="embedding",
             metric="cosine",
+            defaults=Defaults(max_length=256),  # sentence-transformers' usual one; shorter texts cost nothing
         ),
         Task(
             "retrieval",
