@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,10 +13,11 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.progress import say
 from mrem_deploy.data.encoded import Encoded
 from mrem_deploy.data.task_data import Columns, TaskData, open_task
+from mrem_deploy.data.tasks import defaults_of
 from mrem_deploy.data.texts import Texts, drawn_rows, encode, further_rows, sample, split_rows
 from mrem_deploy.evaluate.drift import check_range
 from mrem_deploy.evaluate.evaluation import Evaluation, weights_digest
-from mrem_deploy.models.loading import load_model
+from mrem_deploy.models.loading import load_model, longest_input
 from mrem_deploy.models.sentence_files import EMBEDDER, RERANKER, SentenceFiles, sentence_files
 from mrem_deploy.preflight import check_labels, check_model
 from mrem_deploy.recipe import Recipe
@@ -83,6 +84,7 @@ def load(run: Run) -> Loaded:
     )
     check_range(recipe.threshold, task_data.task.kind)
     teacher, tokenizer = load_model(str(recipe.model), task_data.task.head)
+    recipe = run.recipe = within_reach(recipe, teacher, tokenizer)
     check_model(recipe, teacher)
     every = task_data.train()
     sentences = _sentence_files(str(recipe.model), task_data.task.kind)
@@ -113,6 +115,15 @@ def load(run: Run) -> Loaded:
         loaded.evaluation.add_full_precision(teacher, loaded.weights)
         loaded.evaluation.check_threshold()
     return loaded
+
+
+def within_reach(recipe: Recipe, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Recipe:
+    """Cuts a default --max-length down to what the model reads. Another one stays, to be refused."""
+    longest = min(tokenizer.model_max_length, longest_input(teacher) or tokenizer.model_max_length)
+    if recipe.max_length <= longest or recipe.max_length != defaults_of(recipe.task).max_length:
+        return recipe
+    say(f"texts are cut after {longest} tokens: this model reads no more")
+    return replace(recipe, max_length=longest)
 
 
 def _sentence_files(model: str, kind: str) -> SentenceFiles | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_job import TRAIN, job_in, workshop_in
+from tiny_job import POSITIONS, TRAIN, job_in, workshop_in
 from tiny_models import tiny_model
 
 from mrem_deploy.base.errors import UserError
@@ -114,3 +114,17 @@ def test_without_held_out_sentences_nothing_is_said_of_them(workshop: Path) -> N
     assert job_in(workshop, "none", holdout=0, method="ptq").run() == 0
     assert "heldout" not in json.loads((workshop / "none" / "metrics.json").read_text())
     assert "heldout" not in json.loads((workshop / "none" / "history.json").read_text())
+
+
+def test_a_default_length_is_cut_to_what_the_model_reads(
+    workshop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Many embedders read 128 tokens and less; a length that somebody gave is refused instead."""
+    recipe = Recipe(model=str(workshop / "model"), data=str(workshop / "data"), task="text-classification",
+                    modules="2", out=str(workshop / "out"))  # fmt: skip
+    with Run.start(recipe, workshop / "out", Begin()) as run:
+        came = load(run)
+    assert (came.recipe.max_length, run.recipe.max_length) == (POSITIONS, POSITIONS)
+    assert f"cut after {POSITIONS} tokens" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"--max-length 200"):
+        loaded(workshop, max_length=200)
