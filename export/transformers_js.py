@@ -18,7 +18,7 @@ from mrem_deploy.base.strict_json import read_object
 from mrem_deploy.export.profiles import find_profile
 from mrem_deploy.export.skeleton import Skeleton
 from mrem_deploy.export.write import bits_of, export_onnx
-from mrem_deploy.models import gate
+from mrem_deploy.models import gate, packed
 from mrem_deploy.quant.frozen import FrozenModel
 
 PROFILE = "web"
@@ -77,7 +77,7 @@ def fill_layout(
     """The same into a folder that is being made; returns the name of the ONNX file in it."""
     file = find_profile(PROFILE).file_for(bits_of(frozen))
     export_onnx(frozen, folder / file, PROFILE, opset, skeleton)
-    config = read_object(gate.inside(result, gate.CONFIG), COPY_AGAIN)
+    config = packed.without_keys(read_object(gate.inside(result, gate.CONFIG), COPY_AGAIN))
     write_json(folder / gate.CONFIG, config | {"transformers.js_config": {"dtype": dtype_of(file)}})
     for name in TOKENIZER_FILES:
         if (result / name).is_file():

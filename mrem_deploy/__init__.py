@@ -6,6 +6,7 @@
     frozen = mrem.quantize_model(model, tokenizer, sentences, mrem.Recipe(bits="2-2-8", steps=500))
 
 See docs/api.md. Importing this package loads neither torch nor a GPU: names load what they need when used.
+It also lets transformers read results: `AutoModelForSequenceClassification.from_pretrained("result")`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from mrem_deploy.base import early
+from mrem_deploy.base.after_import import after_import
 
 if TYPE_CHECKING:
     from mrem_deploy.api import quantize_model as quantize_model
@@ -30,6 +32,13 @@ __version__ = "0.1.0"
 
 if early.is_command(__name__):  # not when another program imports the package
     early.listen()
+
+
+def _register_quantizer() -> None:
+    importlib.import_module("mrem_deploy.quant.from_pretrained").register()
+
+
+after_import("transformers.quantizers.auto", _register_quantizer)
 
 _HOMES = {
     "Recipe": "mrem_deploy.recipe",

@@ -45,7 +45,7 @@ class TextModel:
         kind: str,
     ) -> None:
         self.folder = path_of("the result folder", folder)
-        self._config = gate.read_config(self.folder) if self.folder.is_dir() else {}
+        self._config = gate.read_result_config(self.folder) if self.folder.is_dir() else {}
         path = _file_of(self.folder, profile, model_file)
         self.files: SentenceFiles = sentence_files(self.folder)
         if self.files.files and self.files.kind != kind:

@@ -23,6 +23,7 @@ from typing import Any
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.strict_json import read_object
+from mrem_deploy.models import packed
 from mrem_deploy.models.architectures import check_model_type
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -212,6 +213,12 @@ def read_config(folder: Path, remedy: str = COPY_AGAIN) -> dict[str, Any]:
     """The content of config.json, checked by rules 4 to 7 as far as it alone decides."""
     path = inside(folder, CONFIG)
     return check_config(read_object(path, remedy), path)
+
+
+def read_result_config(folder: Path) -> dict[str, Any]:
+    """The same of a result, without what it says to transformers."""
+    path = inside(folder, CONFIG)
+    return check_config(packed.without_keys(read_object(path, COPY_AGAIN)), path)
 
 
 def check_config(content: dict[str, Any], path: Path) -> dict[str, Any]:

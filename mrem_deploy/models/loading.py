@@ -175,7 +175,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a local folder, which need not hold a model that transformers can read."""
     _check_tokenizer_files(folder, *_listed(folder))
     gate.check_links(folder)
-    gate.read_config(folder)
+    gate.read_result_config(folder)
     gate.check_tokenizer(folder)
     with quiet_transformers():
         return _load_tokenizer(str(folder))

@@ -24,9 +24,9 @@ from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedTokenizerBa
 
 from mrem_deploy.base import digests
 from mrem_deploy.base.errors import UserError
-from mrem_deploy.base.files import atomic_file, explained
-from mrem_deploy.base.strict_json import parse_object, read_bytes
-from mrem_deploy.models import gate
+from mrem_deploy.base.files import atomic_file, explained, write_json
+from mrem_deploy.base.strict_json import parse_object, read_bytes, read_object
+from mrem_deploy.models import gate, packed
 
 FORMAT = "mrem_deploy"
 FORMAT_VERSION = 1
@@ -79,6 +79,7 @@ def write(
         save_file(contiguous, path, metadata=HEADER)
     with explained(folder / CONFIG):
         artifact.config.save_pretrained(folder)
+        write_json(folder / CONFIG, {**read_object(folder / CONFIG, COPY_AGAIN), **packed.KEYS})
     written: dict[str, Any] = {
         "config": digests.of_bytes((folder / CONFIG).read_bytes()),
         "manifest": digests.UNSEALED,
@@ -197,7 +198,7 @@ def _read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
 def _config(data: bytes, folder: Path, weight_bytes: int) -> PretrainedConfig:
     """The configuration of a known architecture, of a size that the tensors can have."""
     path = folder / CONFIG
-    content = gate.check_config(parse_object(data, path, COPY_AGAIN), path)
+    content = gate.check_config(packed.without_keys(parse_object(data, path, COPY_AGAIN)), path)
     gate.check_bytes(path, content, weight_bytes, gate.RESULT_BITS)
     try:
         return CONFIG_MAPPING[content["model_type"]].from_dict(content, name_or_path=str(folder))

@@ -35,6 +35,7 @@ from mrem_deploy.quant.insert import prepare, quantize_hidden, replace_module
 from mrem_deploy.quant.layers import ATTENTION, Matmul, QuantEmbedding, QuantLinear, input_scale
 from mrem_deploy.quant.quantizers import LearnedScale
 
+SAVING = "save_pretrained"
 GRIDS = {2: integrity.MIDRISE}  # by spacing: how the manifest names a grid whose codes are not consecutive
 
 
@@ -290,6 +291,11 @@ def shell(frozen: FrozenModel, attention: str = ATTENTION) -> tuple[PreTrainedMo
     config = copy.deepcopy(frozen.config)
     auto = getattr(transformers, HEADS[frozen.head])
     model = auto.from_config(config, trust_remote_code=False).eval()
+    return model, fill_shell(frozen, model, attention)
+
+
+def fill_shell(frozen: FrozenModel, model: PreTrainedModel, attention: str = ATTENTION) -> Anatomy:
+    """Load all that stays full precision into a model of the Hugging Face class, in place."""
     if getattr(model, "pooler", None) is not None and "pooler.dense.bias" not in frozen.full:
         model.pooler = None  # a bare encoder whose checkpoint had none
     found = prepare(model, attention)
@@ -300,12 +306,17 @@ def shell(frozen: FrozenModel, attention: str = ATTENTION) -> tuple[PreTrainedMo
     lacking = [name for name in missing if name.removesuffix(".weight") not in frozen.weights]
     if lacking or unexpected:
         raise ValueError(f"tensors do not fit the model: missing {lacking}, unexpected {unexpected}")
-    return model, found
+    return found
 
 
 def build(frozen: FrozenModel) -> PreTrainedModel:
     """A runnable model of the Hugging Face class, in evaluation mode, on the CPU."""
     model, found = shell(frozen)
+    return fill_layers(frozen, model, found)
+
+
+def fill_layers(frozen: FrozenModel, model: PreTrainedModel, found: Anatomy) -> PreTrainedModel:
+    """Put the quantized layers into a model that `fill_shell` has filled, in place."""
     points = {name: FixedScale(scale) for name, scale in frozen.scales.items()}
     for name in found.linears:
         linear = model.get_submodule(name)
@@ -333,7 +344,16 @@ def build(frozen: FrozenModel) -> PreTrainedModel:
             setattr(
                 attention, product, Matmul(*(points.get(f"{name}.{product}.{s}") for s in ("left", "right")))
             )
+    setattr(model, SAVING, refuse_saving)
     return model.requires_grad_(False)
+
+
+def refuse_saving(*_: Any, **__: Any) -> None:
+    """Instead of save_pretrained, which would write the layers' integers as if they were weights."""
+    raise UserError(
+        "save_pretrained cannot write a quantized model.",
+        "Copy the result folder, or use FrozenModel.read(folder).save(new_folder, tokenizer).",
+    )
 
 
 def load(folder: str | Path) -> PreTrainedModel:

@@ -209,7 +209,7 @@ def model_findings(
 ) -> list[str]:
     """Whether the tensors are those of the model that config.json describes. It is built without memory."""
     try:
-        model = _without_memory(config, manifest["head"])
+        model = without_memory(config, manifest["head"])
     except UserError as error:
         return [error.problem]
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
@@ -240,7 +240,8 @@ def model_findings(
     return found + _shift_findings(len(parts.blocks), config, tensors)
 
 
-def _without_memory(config: PretrainedConfig, head: str) -> PreTrainedModel:
+def without_memory(config: PretrainedConfig, head: str) -> PreTrainedModel:
+    """The full-precision model that config.json describes, with shapes and no numbers."""
     try:
         with torch.device("meta"):
             auto = getattr(transformers, HEADS[head])

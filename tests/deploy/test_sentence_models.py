@@ -98,6 +98,13 @@ def test_a_changed_module_is_damage(embedder_folder: Path) -> None:
         path.write_bytes(before)
 
 
+def test_the_library_itself_reads_the_result_in_torch(embedder_folder: Path) -> None:
+    """Through the quantizer that `import mrem_deploy` registers."""
+    library = pytest.importorskip("sentence_transformers", reason="the library itself")
+    came = library.SentenceTransformer(str(embedder_folder), device="cpu").encode(texts(13, seed=5))
+    np.testing.assert_array_equal(came, library_on(embedder_folder).encode(texts(13, seed=5)))
+
+
 CALLS: dict[str, dict[str, Any]] = {
     "plain": {},
     "normalized": {"normalize_embeddings": True},
@@ -304,6 +311,9 @@ def test_predict_as_the_library_does(reranker: Reranker, reranker_folder: Path) 
     np.testing.assert_allclose(ours, theirs.predict(pairs, batch_size=4), rtol=0, atol=ONE_CODE)
     assert (ours > 0).all()
     assert (ours < 1).all()  # the sigmoid
+    library = pytest.importorskip("sentence_transformers", reason="the library itself")
+    in_torch = library.CrossEncoder(str(reranker_folder), device="cpu").predict(pairs, batch_size=4)
+    np.testing.assert_array_equal(in_torch, theirs.predict(pairs, batch_size=4))
     raw = reranker.predict(pairs, activation_fn=torch.nn.Identity(), convert_to_tensor=True)
     torch.testing.assert_close(torch.sigmoid(raw), torch.from_numpy(ours))
 
