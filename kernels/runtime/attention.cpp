@@ -7,15 +7,18 @@
 #include <algorithm>
 #include <cstring>
 
+#include "byte_sums.h"
 #include "gemm.h"
 
 namespace mrem::runtime {
 namespace {
 
-std::int32_t sum_of(const std::uint8_t* codes, std::size_t n) {
-    std::int32_t sum = 0;
-    for (std::size_t i = 0; i < n; ++i) sum += codes[i];
-    return sum;
+// (128 − zero) Σ codes of every row: what is missing where an operand around `zero` was shifted by 128.
+void shifts_of(const std::uint8_t* codes, std::size_t stride, std::size_t rows, std::size_t width,
+               std::int32_t zero, std::int32_t* shifts) {
+    for (std::size_t row = 0; row < rows; ++row) {
+        shifts[row] = zero == 128 ? 0 : (128 - zero) * sum_of_bytes(codes + row * stride, width);
+    }
 }
 
 // The tiles of `rows` rows by all panels.
@@ -42,7 +45,7 @@ void attend(const Target& target, const AttentionShape& shape, const Head<std::u
     const std::size_t value_panels = panels(width), value_quads = quads_of(kernels, tokens);
     const std::size_t scores_stride = key_panels * kPanel, context_stride = value_panels * kPanel;
     const std::size_t p_stride = stride_of(value_quads * kQuad);
-    const std::int32_t zq = shape.q.zero_point, zk = shape.k.zero_point, zv = shape.v.zero_point;
+    const std::int32_t zq = shape.q.zero_point, zv = shape.v.zero_point;
 
     Lease lease;
     Arrays arrays;
@@ -53,23 +56,18 @@ void attend(const Target& target, const AttentionShape& shape, const Head<std::u
     const auto work_slot = arrays.add<float>(rows * scores_stride);
     const auto p_slot = arrays.add<std::uint8_t>(rows * p_stride);
     const auto sums_slot = arrays.add<std::int32_t>(rows * context_stride);
-    const auto context_slot = arrays.add<float>(rows * context_stride);
-    const auto codes_slot = arrays.add<std::uint8_t>(rows * context_stride);
     const auto columns_slot = arrays.add<Columns>(value_panels);
     arrays.place(*lease);
     std::int8_t *keys = arrays.at(keys_slot), *values = arrays.at(values_slot);
     std::int32_t *offsets = arrays.at(offsets_slot), *scores = arrays.at(scores_slot);
     std::int32_t* sums = arrays.at(sums_slot);
-    std::uint8_t *p = arrays.at(p_slot), *codes = arrays.at(codes_slot);
-    float* context = arrays.at(context_slot);
+    std::uint8_t* p = arrays.at(p_slot);
     Columns* columns = arrays.at(columns_slot);
 
-    // Operands are bytes around 0, k' = k − 128: Σ (q − zq)(k − zk) = Σ q·k' + (128 − zk) Σ q − zq Σ (k −
-    // zk).
+    // Operands are bytes around 0, k' = k − 128: Σ (q − zq)(k − zk) = Σ q·k' − zq Σ k' + what is the same for
+    // all keys and makes no difference to the softmax.
     kernels.pack_keys(head.k, head.stride, tokens, width, key_quads, keys, offsets);
-    for (std::size_t i = 0; i < tokens; ++i) {
-        offsets[i] = zq * (offsets[i] + (128 - zk) * static_cast<std::int32_t>(width));
-    }
+    for (std::size_t i = 0; i < tokens; ++i) offsets[i] *= zq;
     kernels.pack_values(head.v, head.stride, tokens, width, value_quads, values);
     const float score_scale = shape.q_scaled * shape.k.scale, context_scale = shape.p.scale * shape.v.scale;
     for (std::size_t c = 0; c < context_stride; ++c) {
@@ -90,28 +88,18 @@ void attend(const Target& target, const AttentionShape& shape, const Head<std::u
         tiles(
             kernels, height, key_panels,
             {q, head.stride, keys, key_quads * kStepBytes, key_quads, scores, scores_stride, false, nullptr});
-        std::int32_t shifts[kMostScoreRows] = {};
-        for (std::size_t row = 0; zk != 128 && row < height; ++row) {
-            shifts[row] = (128 - zk) * sum_of(q + row * head.stride, width);
-        }
-        floats.softmax_quantize({scores, height, tokens, scores_stride, shifts, offsets, score_scale},
-                                shape.p, arrays.at(work_slot), p, p_stride);
+        floats.softmax_quantize({scores, height, tokens, scores_stride, offsets, score_scale}, shape.p,
+                                arrays.at(work_slot), p, p_stride);
         for (std::size_t row = 0; row < height; ++row) {
             std::memset(p + row * p_stride + tokens, 0, p_stride - tokens);
         }
         tiles(kernels, height, value_panels,
               {p, p_stride, values, value_quads * kStepBytes, value_quads, sums, context_stride, false,
                nullptr});
-        for (std::size_t row = 0; zv != 128 && row < height; ++row) {
-            const std::int32_t shift = (128 - zv) * sum_of(p + row * p_stride, tokens);
-            for (std::size_t c = 0; c < context_stride; ++c) sums[row * context_stride + c] += shift;
-        }
-        kernels.dequantize(height, value_panels, sums, context_stride, columns, context, context_stride);
-        floats.quantize(context, height * context_stride, shape.o, codes);
-        for (std::size_t row = 0; row < height; ++row) {
-            std::memcpy(head.context + (first + row) * head.context_stride, codes + row * context_stride,
-                        width);
-        }
+        std::int32_t shifts[kMostTileRows];
+        shifts_of(p, p_stride, height, tokens, zv, shifts);
+        floats.quantize_sums({sums, height, width, context_stride, columns, shifts}, shape.o, false,
+                             head.context + first * head.context_stride, head.context_stride);
     }
 }
 

@@ -73,10 +73,8 @@ void AttentionBlock::run_span(const float* hidden, const Tokens& tokens, Span sp
         FloatSink sums(sum + begin * padded, padded, true);
         multiply(target_, out_, part_of(begin, end), inner, sums);
         by_rows(inner, end - begin, [&](std::size_t first, std::size_t last) {
-            for (std::size_t row = begin + first; row < begin + last; ++row) {
-                floats.layer_norm(sum + row * padded, hidden + index[row] * width, width, shape_.gamma,
-                                  shape_.beta, shape_.epsilon, y + index[row] * width);
-            }
+            norm_rows(floats, sum, padded, hidden, index, begin + first, begin + last, width,
+                      {shape_.gamma, shape_.beta, shape_.epsilon}, y);
         });
     });
 }

@@ -26,6 +26,16 @@ bool worth_sharing_whole(std::size_t tasks, std::size_t threads);
 // Zeros in the rows whose mask is 0.
 void clear_padding(const std::int64_t* mask, std::size_t rows, std::size_t width, float* y);
 
+// Rows [first, last) of y, at `index`: LayerNorm of row i of `sums`, `stride` apart, + row index[i] of
+// `hidden`.
+struct NormOf {
+    const float *gamma, *beta;
+    float epsilon;
+};
+void norm_rows(const FloatKernels& floats, const float* sums, std::size_t stride, const float* hidden,
+               const std::uint32_t* index, std::size_t first, std::size_t last, std::size_t width,
+               const NormOf& norm, float* y);
+
 // body(span, pool): spans side by side, each in one thread, if that keeps all of them busy; else one after
 // the other, each shared by all threads.
 template <class Body>

@@ -46,6 +46,23 @@ void clear_padding(const std::int64_t* mask, std::size_t rows, std::size_t width
     }
 }
 
+void norm_rows(const FloatKernels& floats, const float* sums, std::size_t stride, const float* hidden,
+               const std::uint32_t* index, std::size_t first, std::size_t last, std::size_t width,
+               const NormOf& norm, float* y) {
+    constexpr std::size_t kRows = 8;
+    for (std::size_t row = first; row < last; row += kRows) {
+        const std::size_t count = std::min(kRows, last - row);
+        const float *from[kRows], *added[kRows];
+        float* to[kRows];
+        for (std::size_t i = 0; i < count; ++i) {
+            from[i] = sums + (row + i) * stride;
+            added[i] = hidden + index[row + i] * width;
+            to[i] = y + index[row + i] * width;
+        }
+        floats.layer_norm(count, from, added, width, norm.gamma, norm.beta, norm.epsilon, to);
+    }
+}
+
 LowBitLinear::LowBitLinear(const LinearShape& shape, const Target& target)
     : target_(target), x_(shape.x), weight_(target, shape.weight, shape.x) {}
 

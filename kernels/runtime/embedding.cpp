@@ -53,7 +53,7 @@ void Embedding::row(std::int64_t id, std::int64_t position, std::int64_t type, f
         for (std::size_t i = 0; i < n; ++i) y[i] += row[i];
     }
     const float* row = shape_.positions + static_cast<std::size_t>(position) * n;
-    kernels_.layer_norm(y, row, n, shape_.gamma, shape_.beta, shape_.epsilon, y);
+    layer_norm(kernels_, y, row, n, shape_.gamma, shape_.beta, shape_.epsilon, y);
 }
 
 void Embedding::run(const std::int64_t* ids, const std::int64_t* mask, const std::int64_t* position_ids,

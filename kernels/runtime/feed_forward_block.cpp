@@ -40,10 +40,8 @@ void FeedForwardBlock::run_rows(const float* hidden, const std::uint32_t* index,
     FloatSink sums(sum, padded, true);
     multiply(target_, down_, m, pool, sums);
     by_rows(pool, rows, [&](std::size_t first, std::size_t last) {
-        for (std::size_t row = first; row < last; ++row) {
-            floats.layer_norm(sum + row * padded, hidden + index[row] * width, width, shape_.gamma,
-                              shape_.beta, shape_.epsilon, y + index[row] * width);
-        }
+        norm_rows(floats, sum, padded, hidden, index, first, last, width,
+                  {shape_.gamma, shape_.beta, shape_.epsilon}, y);
     });
 }
 

@@ -11,6 +11,7 @@ struct Lanes : Avx2 {
         __m256i a, b;
     };
     using Table = F;
+    static constexpr int kAtOnce = 1;  // two registers
 
     using Avx2::add, Avx2::all, Avx2::load, Avx2::load_first, Avx2::sub;
 
@@ -22,6 +23,8 @@ struct Lanes : Avx2 {
     // The second operand if one of them is NaN.
     static F min(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
     static F max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+    // The smaller of |x| and y >= 0; y if x is NaN.
+    static F magnitude(F x, F y) { return min(abs(x), y); }
     static M not_below(F x, F y) {
         return {_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ)};
     }
@@ -32,6 +35,11 @@ struct Lanes : Avx2 {
     static F fill_after(F x, std::size_t n, F beyond) {
         const M kept = {_mm256_castsi256_ps(first(in_a(n))), _mm256_castsi256_ps(first(in_b(n)))};
         return where(kept, x, beyond);
+    }
+
+    static I fill_after(I x, std::size_t n, I beyond) {
+        return {_mm256_blendv_epi8(beyond.a, x.a, first(in_a(n))),
+                _mm256_blendv_epi8(beyond.b, x.b, first(in_b(n)))};
     }
 
     static float total(F x) { return total_of(_mm256_add_ps(x.a, x.b)); }
@@ -60,6 +68,8 @@ struct Lanes : Avx2 {
     }
     static I add(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
     static I sub(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+    static I max(I x, I y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
+    static std::int32_t largest(I x) { return largest_of(_mm256_max_epi32(x.a, x.b)); }
     static I bits(F x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
     static F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
     // 2^n, n in the low bits of kRounder + n
@@ -67,6 +77,11 @@ struct Lanes : Avx2 {
         const __m256i bias = _mm256_set1_epi32(127 << 23);
         return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(n.a, 23), bias)),
                 _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(n.b, 23), bias))};
+    }
+    // x · 2^n, while its exponent stays in range
+    static F times_power(F x, I n) {
+        return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.a), _mm256_slli_epi32(n.a, 23))),
+                _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.b), _mm256_slli_epi32(n.b, 23)))};
     }
     static void store_bytes(I x, std::uint8_t* to) {
         // The low byte of every lane, first within 128 bits, then four such groups side by side.

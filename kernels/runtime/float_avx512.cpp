@@ -9,6 +9,7 @@ namespace {
 struct Lanes : Avx512 {
     using I = __m512i;
     using Table = __m512;
+    static constexpr int kAtOnce = 4;
 
     using Avx512::add, Avx512::all, Avx512::load, Avx512::load_first, Avx512::sub;
 
@@ -18,9 +19,12 @@ struct Lanes : Avx512 {
     // The second operand if one of them is NaN.
     static F min(F x, F y) { return _mm512_min_ps(x, y); }
     static F max(F x, F y) { return _mm512_max_ps(x, y); }
+    // The smaller of |x| and y >= 0; y if x is NaN.
+    static F magnitude(F x, F y) { return _mm512_range_ps(x, y, 0b1010); }
     static M not_below(F x, F y) { return _mm512_cmp_ps_mask(x, y, _CMP_GE_OQ); }
     static F nan_or_zero(F x) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x); }
     static F fill_after(F x, std::size_t n, F beyond) { return _mm512_mask_mov_ps(beyond, first(n), x); }
+    static I fill_after(I x, std::size_t n, I beyond) { return _mm512_mask_mov_epi32(beyond, first(n), x); }
 
     static __m256 lower(F x) { return _mm512_castps512_ps256(x); }
     static __m256 upper(F x) { return _mm512_extractf32x8_ps(x, 1); }
@@ -39,11 +43,19 @@ struct Lanes : Avx512 {
     }
     static I add(I x, I y) { return _mm512_add_epi32(x, y); }
     static I sub(I x, I y) { return _mm512_sub_epi32(x, y); }
+    static I max(I x, I y) { return _mm512_max_epi32(x, y); }
+    static std::int32_t largest(I x) {
+        return largest_of(_mm256_max_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1)));
+    }
     static I bits(F x) { return _mm512_castps_si512(x); }
     static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
     // 2^n, n in the low bits of kRounder + n
     static F power_of_two(I n) {
         return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32(n, 23), _mm512_set1_epi32(127 << 23)));
+    }
+    // x · 2^n, while its exponent stays in range
+    static F times_power(F x, I n) {
+        return _mm512_castsi512_ps(_mm512_add_epi32(bits(x), _mm512_slli_epi32(n, 23)));
     }
     static void store_bytes(I x, std::uint8_t* to) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(x));

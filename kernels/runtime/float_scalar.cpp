@@ -1,4 +1,5 @@
 // The formulas that every target follows (float_kernels.h), in plain C++.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -7,20 +8,21 @@
 namespace mrem::runtime {
 namespace {
 
-std::uint8_t code_of(float x, const Grid& grid) {
+std::uint8_t code_of_ratio(float ratio, const Grid& grid) {
     const float least = static_cast<float>(grid.low - grid.zero_point);
     const float most = static_cast<float>(grid.high - grid.zero_point);
-    float ratio = x / grid.scale;
     ratio = ratio > least ? ratio : least;  // NaN: least
     ratio = ratio < most ? ratio : most;
     return static_cast<std::uint8_t>(static_cast<std::int32_t>((ratio + kRounder) - kRounder) +
                                      grid.zero_point);
 }
 
+std::uint8_t code_of(float x, const Grid& grid) { return code_of_ratio(x / grid.scale, grid); }
+
 float gelu_of(float x) {
     const float magnitude = std::fabs(x);
     const float a = magnitude < kGeluMost ? magnitude : kGeluMost;
-    const float t = a * kGeluSteps, whole = (t + kRounder) - kRounder, r = t - whole;
+    const float whole = std::fma(a, kGeluSteps, kRounder) - kRounder, r = std::fma(a, kGeluSteps, -whole);
     const int i = static_cast<int>(whole);
     float q = kGeluTable[kGeluDegree][i];
     for (int d = kGeluDegree - 1; d >= 0; --d) q = std::fma(q, r, kGeluTable[d][i]);
@@ -40,6 +42,18 @@ float exp_of(float x) {
     return y * power;
 }
 
+// 2^(d · factor)
+float power_of(float d, float factor) {
+    const float n = std::fma(d, factor, kRounder) - kRounder, r = std::fma(d, factor, -n);
+    float y = kPower[0];
+    for (int i = 1; i < 6; ++i) y = std::fma(y, r, kPower[i]);
+    std::uint32_t bits;
+    std::memcpy(&bits, &y, sizeof bits);
+    bits += static_cast<std::uint32_t>(static_cast<std::int32_t>(n)) << 23;
+    std::memcpy(&y, &bits, sizeof y);
+    return y;
+}
+
 float add_lanes(float* lanes) {
     for (std::size_t width = kFloatLanes / 2; width > 0; width /= 2) {
         for (std::size_t i = 0; i < width; ++i) lanes[i] += lanes[i + width];
@@ -55,12 +69,8 @@ void gelu(const float* x, std::size_t n, float* y) {
     for (std::size_t i = 0; i < n; ++i) y[i] = gelu_of(x[i]);
 }
 
-void gelu_quantize(const float* x, std::size_t n, const Grid& grid, std::uint8_t* codes) {
-    for (std::size_t i = 0; i < n; ++i) codes[i] = code_of(gelu_of(x[i]), grid);
-}
-
-void layer_norm(const float* x, const float* residual, std::size_t n, const float* gamma, const float* beta,
-                float epsilon, float* y) {
+void norm_row(const float* x, const float* residual, std::size_t n, const float* gamma, const float* beta,
+              float epsilon, float* y) {
     float sums[kFloatLanes] = {}, squares[kFloatLanes] = {};
     const auto at = [&](std::size_t i) { return residual != nullptr ? x[i] + residual[i] : x[i]; };
     for (std::size_t i = 0; i < n; ++i) sums[i % kFloatLanes] += at(i);
@@ -74,6 +84,13 @@ void layer_norm(const float* x, const float* residual, std::size_t n, const floa
     for (std::size_t i = 0; i < n; ++i) y[i] = std::fma((at(i) - mean) * inverse, gamma[i], beta[i]);
 }
 
+void layer_norm(std::size_t rows, const float* const* x, const float* const* residual, std::size_t n,
+                const float* gamma, const float* beta, float epsilon, float* const* y) {
+    for (std::size_t row = 0; row < rows; ++row) {
+        norm_row(x[row], residual == nullptr ? nullptr : residual[row], n, gamma, beta, epsilon, y[row]);
+    }
+}
+
 void softmax(float* x, std::size_t n) {
     float most = -INFINITY, lanes[kFloatLanes] = {};
     for (std::size_t i = 0; i < n; ++i) most = x[i] > most ? x[i] : most;
@@ -82,21 +99,42 @@ void softmax(float* x, std::size_t n) {
     for (std::size_t i = 0; i < n; ++i) x[i] *= inverse;
 }
 
+void quantize_sums(const SumRows& sums, const Grid& grid, bool gelu, std::uint8_t* codes,
+                   std::size_t codes_stride) {
+    for (std::size_t row = 0; row < sums.rows; ++row, codes += codes_stride) {
+        const std::int32_t shift = sums.shifts != nullptr ? sums.shifts[row] : 0;
+        for (std::size_t c = 0; c < sums.columns; ++c) {
+            const Columns& by = sums.by[c / kPanel];
+            const std::int32_t sum = sums.sums[row * sums.stride + c] + shift - by.offset[c % kPanel];
+            const float product = static_cast<float>(sum) * by.scale[c % kPanel];
+            const float y = product + by.bias[c % kPanel];
+            codes[c] = code_of(gelu ? gelu_of(y) : y, grid);
+        }
+    }
+}
+
 void softmax_quantize(const Scores& scores, const Grid& grid, float* work, std::uint8_t* codes,
                       std::size_t codes_stride) {
+    const float factor = power_factor(scores.scale);
+    const std::int32_t least = -power_reach(factor);
     for (std::size_t row = 0; row < scores.rows; ++row, codes += codes_stride) {
         const std::int32_t* sums = scores.sums + row * scores.stride;
+        std::int32_t most = INT32_MIN;
+        for (std::size_t i = 0; i < scores.n; ++i) most = std::max(most, sums[i] - scores.offsets[i]);
+        float lanes[kFloatLanes] = {};
         for (std::size_t i = 0; i < scores.n; ++i) {
-            work[i] = static_cast<float>(sums[i] + scores.shifts[row] - scores.offsets[i]) * scores.scale;
+            const std::int32_t d = std::max(sums[i] - scores.offsets[i] - most, least);
+            work[i] = power_of(static_cast<float>(d), factor);
+            lanes[i % kFloatLanes] += work[i];
         }
-        softmax(work, scores.n);
-        quantize(work, scores.n, grid, codes);
+        const float inverse = 1.0f / (add_lanes(lanes) * grid.scale);
+        for (std::size_t i = 0; i < scores.n; ++i) codes[i] = code_of_ratio(work[i] * inverse, grid);
     }
 }
 
 }  // namespace
 
-const FloatKernels kScalarFloats = {"scalar", quantize,        gelu, gelu_quantize, layer_norm,
+const FloatKernels kScalarFloats = {"scalar", quantize,        gelu, layer_norm, quantize_sums,
                                     softmax,  softmax_quantize};
 
 }  // namespace mrem::runtime

@@ -108,24 +108,31 @@ void FloatSink::take(const Sums& sums) {
 }
 
 void CodeSink::take(const Sums& sums) {
-    alignas(kAlignment) float tile[kMostTile];
-    alignas(kAlignment) std::uint8_t codes[kMostTile];
-    const std::size_t whole = sums.panels * kPanel, begin = sums.column(), end = begin + sums.columns();
-    const auto quantize = gelu_ ? floats_.gelu_quantize : floats_.quantize;
-    sums.to(tile, whole);
+    const std::size_t begin = sums.column(), end = begin + sums.columns();
     std::uint8_t* to = codes_ + sums.row * stride_ + begin;
-    if (begin / section_ == (begin + whole - 1) / section_) {  // one grid: all rows at once
-        quantize(tile, sums.rows * whole, grids_[begin / section_], codes);
-        for (std::size_t row = 0; row < sums.rows; ++row) {
-            std::memcpy(to + row * stride_, codes + row * whole, end - begin);
-        }
+    const auto same_grid = [&](std::size_t from, std::size_t until) {
+        return from / section_ == (until - 1) / section_;
+    };
+    if (same_grid(begin, end)) {
+        floats_.quantize_sums(sums.rows_of(0, end - begin), grids_[begin / section_], gelu_, to, stride_);
         return;
     }
-    for (std::size_t row = 0; row < sums.rows; ++row) {
-        for (std::size_t column = begin; column < end;) {
-            const std::size_t next = std::min(end, (column / section_ + 1) * section_), at = column - begin;
-            quantize(tile + row * whole + at, next - column, grids_[column / section_],
-                     to + row * stride_ + at);
+    for (std::size_t panel = 0; panel < sums.panels; ++panel) {
+        const std::size_t first = begin + panel * kPanel, last = std::min(end, first + kPanel);
+        const SumRows rows = sums.rows_of(panel, last - first);
+        if (same_grid(first, last)) {
+            floats_.quantize_sums(rows, grids_[first / section_], gelu_, to + panel * kPanel, stride_);
+            continue;
+        }
+        for (std::size_t column = first;
+             column < last;) {  // the panel with each grid, of which a part is kept
+            alignas(kAlignment) std::uint8_t codes[kMostTile];
+            const std::size_t next = std::min(last, (column / section_ + 1) * section_);
+            floats_.quantize_sums(rows, grids_[column / section_], gelu_, codes, kPanel);
+            for (std::size_t row = 0; row < sums.rows; ++row) {
+                std::memcpy(to + row * stride_ + (column - begin), codes + row * kPanel + (column - first),
+                            next - column);
+            }
             column = next;
         }
     }

@@ -29,6 +29,10 @@ struct Sums {
         const std::size_t left = weights->outputs() - column();
         return left < panels * kPanel ? left : panels * kPanel;
     }
+    // Some columns, from a panel on, without those of padding.
+    SumRows rows_of(std::size_t first, std::size_t count) const {
+        return {sums + first * kPanel, rows, count, stride, weights->columns() + panel + first, nullptr};
+    }
     // As floats into rows of `y_stride`; writes whole panels.
     void to(float* y, std::size_t y_stride) const {
         kernels->dequantize(rows, panels, sums, stride, weights->columns() + panel, y, y_stride);
@@ -43,7 +47,7 @@ class Sink {
 };
 
 // The largest tile of any target: what a sink needs room for.
-constexpr std::size_t kMostTile = 32 * 64;
+constexpr std::size_t kMostTileRows = 32, kMostTile = kMostTileRows * 64;
 
 // y[rows][outputs], floats. `padded`: rows of y go on to the end of the last panel.
 class FloatSink final : public Sink {

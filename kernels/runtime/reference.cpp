@@ -38,15 +38,17 @@ void head_on_codes(const AttentionShape& shape, const float* qkv, std::size_t to
         v.insert(v.end(), parts[2].begin(), parts[2].end());
     }
     const float score_scale = shape.q_scaled * shape.k.scale, value_scale = shape.p.scale * shape.v.scale;
-    std::vector<float> scores(tokens);
+    const std::vector<std::int32_t> zeros(tokens);
+    std::vector<std::int32_t> scores(tokens);
+    std::vector<float> work(tokens);
+    Codes p(tokens);
     for (std::size_t t = 0; t < tokens; ++t) {
         for (std::size_t u = 0; u < tokens; ++u) {
-            const std::int32_t sum = dot(q.data() + t * width, shape.q.zero_point, k.data() + u * width, 1,
-                                         shape.k.zero_point, width);
-            scores[u] = static_cast<float>(sum) * score_scale;
+            scores[u] = dot(q.data() + t * width, shape.q.zero_point, k.data() + u * width, 1,
+                            shape.k.zero_point, width);
         }
-        kScalarFloats.softmax(scores.data(), tokens);
-        const Codes p = codes_of(scores.data(), tokens, shape.p);
+        kScalarFloats.softmax_quantize({scores.data(), 1, tokens, tokens, zeros.data(), score_scale}, shape.p,
+                                       work.data(), p.data(), tokens);
         for (std::size_t c = 0; c < width; ++c) {
             const std::int32_t sum =
                 dot(p.data(), shape.p.zero_point, v.data() + c, width, shape.v.zero_point, tokens);
@@ -139,8 +141,8 @@ void reference_attention(const AttentionShape& shape, const float* hidden, const
         }
         reference_linear(shape.out, shape.o, context.data(), n, sums.data());
         for (std::size_t t = 0; t < n; ++t) {
-            kScalarFloats.layer_norm(sums.data() + t * width, rows + t * width, width, shape.gamma,
-                                     shape.beta, shape.epsilon, results + t * width);
+            layer_norm(kScalarFloats, sums.data() + t * width, rows + t * width, width, shape.gamma,
+                       shape.beta, shape.epsilon, results + t * width);
         }
     });
 }
@@ -154,8 +156,8 @@ void reference_feed_forward(const FeedForwardShape& shape, const float* hidden, 
         kScalarFloats.gelu(middle.data(), middle.size(), middle.data());
         reference_linear(shape.down, shape.m, middle.data(), n, sums.data());
         for (std::size_t t = 0; t < n; ++t) {
-            kScalarFloats.layer_norm(sums.data() + t * width, rows + t * width, width, shape.gamma,
-                                     shape.beta, shape.epsilon, results + t * width);
+            layer_norm(kScalarFloats, sums.data() + t * width, rows + t * width, width, shape.gamma,
+                       shape.beta, shape.epsilon, results + t * width);
         }
     });
 }

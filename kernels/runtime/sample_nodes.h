@@ -242,7 +242,7 @@ struct PlainEmbedding {
             if (types != nullptr) value += types[type * width + j];
             y[j] = value;
         }
-        kScalarFloats.layer_norm(y, positions + position * width, width, gamma, beta, 1e-5f, y);
+        layer_norm(kScalarFloats, y, positions + position * width, width, gamma, beta, 1e-5f, y);
     }
 };
 

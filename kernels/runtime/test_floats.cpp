@@ -63,7 +63,7 @@ Floats random_floats(std::size_t n, float width) {
 const std::vector<float> kOdd = {0.0f,    -0.0f,     kInfinity, -kInfinity, kNan,     -kNan,    1e-45f,
                                  -1e-45f, 1.17e-38f, -1e-38f,   3.4e38f,    -3.4e38f, 0x1p-24f, 0x1p24f,
                                  1e10f,   -1e10f,    0.5f,      -0.5f,      1.5f,     2.5f,     -2.5f,
-                                 5.5764f, 5.5765f,   -5.5764f,  -86.99f,    -87.0f,   -87.01f,  -103.0f,
+                                 5.4f,    5.4001f,   -5.4f,     -86.99f,    -87.0f,   -87.01f,  -103.0f,
                                  -104.0f, 88.0f,     100.0f,    -1e-3f};
 
 void mix_in_odd(const Floats& x) {
@@ -81,6 +81,46 @@ Grid random_grid() {
     if (engine() % 2 == 0) grid.scale *= 1.0f + static_cast<float>(engine() % 1000) / 1000.0f;
     if (!std::isfinite(grid.scale)) grid.scale = 3e38f;
     return grid;
+}
+
+void compare_sums(const FloatKernels& kernels, std::size_t n, const Grid& grid, bool odd) {
+    constexpr std::size_t kRows = 7;  // four at once, two, and one
+    const std::size_t stride = round_up(n, kPanel);
+    const Exact<std::int32_t> sums(kRows * stride), shifts(kRows);
+    for (std::size_t i = 0; i < sums.size; ++i) {
+        sums[i] = static_cast<std::int32_t>(engine() % 2000000) - 1000000;
+    }
+    for (std::size_t i = 0; i < kRows; ++i) shifts[i] = static_cast<std::int32_t>(engine() % 20000) - 10000;
+    const Exact<Columns> by(stride / kPanel);
+    for (std::size_t c = 0; c < stride; ++c) {
+        Columns& panel = by[c / kPanel];
+        panel.offset[c % kPanel] = static_cast<std::int32_t>(engine() % 100000);
+        panel.scale[c % kPanel] = odd && engine() % 9 == 0 ? kOdd[engine() % kOdd.size()] : 1e-6f;
+        panel.bias[c % kPanel] = odd && engine() % 9 == 0 ? kOdd[engine() % kOdd.size()] : 0.25f;
+    }
+    for (const bool gelu : {false, true}) {
+        const Bytes codes(kRows * (n + 3)), expected(kRows * (n + 3));
+        const SumRows rows{sums.data(), kRows,     n,
+                           stride,      by.data(), engine() % 2 == 0 ? shifts.data() : nullptr};
+        kernels.quantize_sums(rows, grid, gelu, codes.data(), n + 3);
+        portable.quantize_sums(rows, grid, gelu, expected.data(), n + 3);
+        check_same(codes, expected, gelu ? "quantize_sums after GELU" : "quantize_sums", kernels.name);
+    }
+}
+
+void compare_norms(const FloatKernels& kernels, std::size_t n, const float* gamma, const float* beta) {
+    constexpr std::size_t kRows = 7;
+    const Floats x = random_floats(kRows * n, 3.0f), residual = random_floats(kRows * n, 1.0f);
+    const Floats y(kRows * n), expected(kRows * n);
+    const float *from[kRows], *added[kRows];
+    float *to[kRows], *wanted[kRows];
+    for (std::size_t i = 0; i < kRows; ++i) {
+        from[i] = x.data() + i * n, added[i] = residual.data() + (i * 3 % kRows) * n;
+        to[i] = y.data() + (i * 2 % kRows) * n, wanted[i] = expected.data() + (i * 2 % kRows) * n;
+    }
+    kernels.layer_norm(kRows, from, added, n, gamma, beta, 1e-5f, to);
+    portable.layer_norm(kRows, from, added, n, gamma, beta, 1e-5f, wanted);
+    check_same(y, expected, "layer_norm of several rows", kernels.name);
 }
 
 void compare(const FloatKernels& kernels, std::size_t n, bool odd) {
@@ -104,17 +144,13 @@ void compare(const FloatKernels& kernels, std::size_t n, bool odd) {
     kernels.gelu(x.data(), n, y.data());
     portable.gelu(x.data(), n, expected.data());
     check_same(y, expected, "gelu", name);
-    kernels.gelu_quantize(x.data(), n, grid, codes.data());
-    portable.gelu_quantize(x.data(), n, grid, expected_codes.data());
-    check_same(codes, expected_codes, "gelu_quantize", name);
-
     const float* added = engine() % 3 == 0 ? nullptr : residual.data();
-    kernels.layer_norm(x.data(), added, n, gamma.data(), beta.data(), 1e-12f, y.data());
-    portable.layer_norm(x.data(), added, n, gamma.data(), beta.data(), 1e-12f, expected.data());
+    layer_norm(kernels, x.data(), added, n, gamma.data(), beta.data(), 1e-12f, y.data());
+    layer_norm(portable, x.data(), added, n, gamma.data(), beta.data(), 1e-12f, expected.data());
     check_same(y, expected, "layer_norm", name);
     Floats here(x), there(x);  // in place
-    kernels.layer_norm(here.data(), added, n, gamma.data(), beta.data(), 1e-5f, here.data());
-    portable.layer_norm(there.data(), added, n, gamma.data(), beta.data(), 1e-5f, there.data());
+    layer_norm(kernels, here.data(), added, n, gamma.data(), beta.data(), 1e-5f, here.data());
+    layer_norm(portable, there.data(), added, n, gamma.data(), beta.data(), 1e-5f, there.data());
     check_same(here, there, "layer_norm in place", name);
 
     Floats soft(x), expected_soft(x);
@@ -122,22 +158,24 @@ void compare(const FloatKernels& kernels, std::size_t n, bool odd) {
     portable.softmax(expected_soft.data(), n);
     check_same(soft, expected_soft, "softmax", name);
 
-    constexpr std::size_t kRows = 3;
+    constexpr std::size_t kRows = 7;  // four at once, two, and one
     const std::size_t stride = n + 5;
-    Exact<std::int32_t> sums(kRows * stride), offsets(n), shifts(kRows);
+    Exact<std::int32_t> sums(kRows * stride), offsets(n);
     for (std::size_t i = 0; i < sums.size; ++i) {
         sums[i] = static_cast<std::int32_t>(engine() % 2000000) - 1000000;
     }
     for (std::size_t i = 0; i < n; ++i) offsets[i] = static_cast<std::int32_t>(engine() % 100000);
-    for (std::size_t i = 0; i < kRows; ++i) shifts[i] = static_cast<std::int32_t>(engine() % 200) - 100;
     const Floats work(kRows * stride), expected_work(kRows * stride);
     const Bytes all_codes(kRows * stride), expected_all(kRows * stride);
     for (std::size_t i = 0; i < all_codes.size; ++i) all_codes[i] = expected_all[i] = 77;
-    const float scale = engine() % 2 == 0 ? 1e-5f : 1e-6f;
-    const Scores scores{sums.data(), kRows, n, stride, shifts.data(), offsets.data(), scale};
+    const float scale =
+        std::vector<float>{1e-5f, 1e-6f, 1e-3f, 1e-38f, 3e38f, 0.0f, -1.0f, kNan}[engine() % 8];
+    const Scores scores{sums.data(), kRows, n, stride, offsets.data(), scale};
     kernels.softmax_quantize(scores, grid, work.data(), all_codes.data(), stride);
     portable.softmax_quantize(scores, grid, expected_work.data(), expected_all.data(), stride);
     check_same(all_codes, expected_all, "softmax_quantize", name);
+    compare_sums(kernels, n, grid, odd);
+    compare_norms(kernels, n, gamma.data(), beta.data());
 }
 
 // Codes of every float of two octaves, where quotients come closest to ties and to other floats.
@@ -189,7 +227,7 @@ double worst_layer_norm() {
             Floats x = random_floats(n, 1.0f);
             const Floats gamma = random_floats(n, 1.0f), beta = random_floats(n, 0.1f), y(n);
             for (std::size_t i = 0; i < n; ++i) x[i] += mean;
-            portable.layer_norm(x.data(), nullptr, n, gamma.data(), beta.data(), 1e-5f, y.data());
+            layer_norm(portable, x.data(), nullptr, n, gamma.data(), beta.data(), 1e-5f, y.data());
             double sum = 0.0, squares = 0.0;
             for (std::size_t i = 0; i < n; ++i) sum += x[i];
             const double middle = sum / static_cast<double>(n);
@@ -227,6 +265,36 @@ double worst_softmax() {
     return worst;
 }
 
+// The largest distance of a ratio to what its code stands for, beyond the half that rounding takes.
+double worst_softmax_code() {
+    double worst = 0.0;
+    for (const std::size_t n : {1, 2, 17, 128, 512}) {
+        const Exact<std::int32_t> sums(n), offsets(n);
+        for (std::size_t i = 0; i < n; ++i) {
+            sums[i] = static_cast<std::int32_t>(engine() % 60000);
+            offsets[i] = static_cast<std::int32_t>(engine() % 1000);
+        }
+        const Floats work(n);
+        const Bytes codes(n);
+        for (const double scale : {1e-6, 3e-5, 2e-4, 5e-3, 1.0}) {
+            std::vector<double> exact(n);
+            double most = -1e300, sum = 0.0;
+            for (std::size_t i = 0; i < n; ++i) most = std::fmax(most, sums[i] - offsets[i]);
+            for (std::size_t i = 0; i < n; ++i) {
+                sum += exact[i] =
+                    std::exp((sums[i] - offsets[i] - most) * static_cast<double>(static_cast<float>(scale)));
+            }
+            portable.softmax_quantize({sums.data(), 1, n, n, offsets.data(), static_cast<float>(scale)},
+                                      {1.0f / 255.0f, 0, 0, 255}, work.data(), codes.data(), n);
+            for (std::size_t i = 0; i < n; ++i) {
+                const double ratio = exact[i] / sum / static_cast<double>(1.0f / 255.0f);
+                worst = std::fmax(worst, std::fabs(ratio - codes[i]) - 0.5);
+            }
+        }
+    }
+    return worst;
+}
+
 void check_codes_by_hand() {
     const Grid grid{0.5f, 128, 1, 255};
     const float x[] = {0.0f, 0.25f,     0.75f, -0.25f,     -0.75f, 63.5f,
@@ -250,6 +318,8 @@ int main() {
     check_bound(worst_exp(), 3.6e-7, "exp, relative error");
     check_bound(worst_gelu(), 2.4e-7 + 4.8e-7, "GELU, absolute error in -12 to 12");
     check_bound(worst_softmax(), 5e-7, "softmax, relative error per unit");
+    // 255 times the relative error of a power, a sum, a reciprocal and two products
+    check_bound(worst_softmax_code(), 255 * 5e-7, "codes of a softmax, beyond one half");
     check_bound(worst_layer_norm(), 5e-7, "LayerNorm, error per unit");
     for (const Target& target : targets()) {
         const FloatKernels& kernels = *target.floats;

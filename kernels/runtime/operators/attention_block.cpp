@@ -9,6 +9,8 @@ namespace {
 
 // Products of two codes, 255 · 255 each, that a sum of 32 bits holds.
 constexpr std::size_t kLongestProduct = 33025;
+// Columns of a head: differences of two scores fit as well.
+constexpr std::size_t kWidestHead = 16384;
 
 AttentionShape attention_shape(const Node& node) {
     AttentionShape shape{};
@@ -19,9 +21,9 @@ AttentionShape attention_shape(const Node& node) {
         node.refuse("the attribute heads is " + std::to_string(shape.heads) +
                     ", which does not divide qkv_in = " + std::to_string(hidden));
     }
-    if (shape.hidden / shape.heads > kLongestProduct) {
+    if (shape.hidden / shape.heads > kWidestHead) {
         node.refuse("heads of " + std::to_string(shape.hidden / shape.heads) + " columns are wider than " +
-                    std::to_string(kLongestProduct));
+                    std::to_string(kWidestHead));
     }
     node.integer("qkv_out", 3 * hidden, 3 * hidden);
     node.integer("out_in", hidden, hidden);
@@ -37,6 +39,9 @@ AttentionShape attention_shape(const Node& node) {
     shape.integers = attention == "int8";
     if (shape.integers) {
         shape.q_scaled = node.finite("q_scaled");
+        if (!(shape.q_scaled > 0.0f)) {
+            node.refuse("the attribute q_scaled is " + std::to_string(shape.q_scaled) + ", not positive");
+        }
         shape.q = node.grid("q");
         shape.k = node.grid("k");
         shape.p = node.grid("p");
