@@ -26,6 +26,7 @@ from mrem_deploy.evaluate.predict import Predictor
 
 EXPORT_PACKAGES = ("onnx", "onnx_ir", "onnxscript")
 INSTALL = 'pip install "mrem-deploy[cpu]"'
+UNKNOWN_OPERATOR = re.compile(r"mrem\.runtime:\w+\S* is not a registered")  # one that the library lacks
 TOO_OLD = ("Unsupported model IR version", "opset", "Could not find an implementation", "is not a registered")
 
 
@@ -112,7 +113,7 @@ def _export_command(folder: Path) -> str:
 def _not_loaded(model: Path | bytes, title: str, error: Exception, version: str) -> UserError:
     reason = _in_short(str(error))
     folder = model.parent if isinstance(model, Path) else Path(title).parent
-    if "update mrem-runtime" in reason:
+    if "update mrem-runtime" in reason or UNKNOWN_OPERATOR.search(reason):
         return UserError(
             f"{title} was made for a newer mrem-runtime than the one installed here: {reason}",
             f"update it: {own_runtime.INSTALL}; or export it again: {_export_command(folder)} --profile "

@@ -156,14 +156,23 @@ def test_doctor_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("make wheel-runtime" in line for line in doctor.remedies())
 
 
-def test_a_file_of_a_newer_format_is_explained(result: Path) -> None:
-    import onnx
-
-    model = onnx.load(result / MREM)
+def of_another_format(model: Any) -> None:
     for node in model.graph.node:
         for attribute in node.attribute:
             if attribute.name == "format":
                 attribute.i = 2
+
+
+def with_a_newer_operator(model: Any) -> None:
+    next(node for node in model.graph.node if node.op_type == "FeedForwardBlock").op_type = "GatedBlock"
+
+
+@pytest.mark.parametrize("newer", [of_another_format, with_a_newer_operator])
+def test_a_file_for_a_newer_library_is_explained(result: Path, newer: Any) -> None:
+    import onnx
+
+    model = onnx.load(result / MREM)
+    newer(model)
     onnx.save(model, result / MREM)
     where = runtime.placement("cpu", result / MREM, 1, 8)
     assert where.library is not None

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,8 @@ BUILD = HERE.parents[1] / "build"
 # Old wheels exist for old interpreters only. OLD_PYTHON names one that is not on the path.
 INTERPRETERS = (os.environ.get("OLD_PYTHON", ""), sys.executable, "python3.11", "python3.10", "python3.9")
 RESULTS = (("4-4-8", "auto", "4-4-8"), ("2-2-8", "twn", "2-2-8"), ("2-2-8", "midrise", "2-2-8-midrise"))
+# What the library needs, what it must refuse, and what a file may have that the former reads.
+LIBRARY_RUNTIME, TOO_OLD, OLD_IR, OLD_OPSET = "1.17.0", "1.16.3", 9, 20
 TOLERANCE = 0.05  # of the largest logit: rounding flips of a few activations between two releases
 
 
@@ -56,7 +59,35 @@ def oldest(folders: list[Path]) -> bool:
             opset = next(o.version for o in onnx.load(path).opset_import if o.domain == "")
             version = INT2_RUNTIME if opset >= INT2_OPSET else profile.oldest_runtime
             passed &= _check(path, f"{profile.name}, opset {opset}", version, inputs)
+            if profile.fused:
+                passed &= _check_library(path, version, inputs)
     return passed
+
+
+def _check_library(path: Path, version: str, inputs: dict[str, np.ndarray]) -> bool:
+    """The file with the library of mrem_runtime: in the oldest onnxruntime of the file, in that of the
+    library (a copy that it can read), and in an older one, which must be refused by name."""
+    if find_spec("mrem_runtime") is None:
+        print(f"{path}: mrem_runtime is not installed, so its library is not checked")
+        return True
+    import mrem_runtime
+
+    library, old = str(mrem_runtime.library()), BUILD / "model_for_the_oldest.onnx"
+    model = onnx.load(path)
+    del model.functions[:]
+    model.ir_version = OLD_IR
+    for entry in model.opset_import:
+        entry.version = OLD_OPSET if entry.domain == "" else entry.version
+    onnx.save(model, old)
+    passed = _check(path, "mrem-cpu with its operators", version, inputs, library)
+    passed &= _check(old, f"only operators, opset {OLD_OPSET}", LIBRARY_RUNTIME, inputs, library)
+    refused = (
+        f"mrem-runtime needs onnxruntime {LIBRARY_RUNTIME.rpartition('.')[0]} or newer; this is {TOO_OLD}"
+    )
+    done = _run(old, TOO_OLD, library)
+    said = done is not None and done.returncode != 0 and refused in done.stderr
+    print(f"{'passed' if said else 'FAILED'} the library in onnxruntime {TOO_OLD} is refused: {refused}")
+    return passed and said
 
 
 def _inputs(folder: Path) -> dict[str, np.ndarray]:
@@ -65,29 +96,24 @@ def _inputs(folder: Path) -> dict[str, np.ndarray]:
     return {name: value.astype(np.int64) for name, value in tokens.items()}
 
 
-def _check(path: Path, told: str, version: str, inputs: dict[str, np.ndarray]) -> bool:
-    here = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+def _check(
+    path: Path, told: str, version: str, inputs: dict[str, np.ndarray], library: str | None = None
+) -> bool:
+    options = onnxruntime.SessionOptions()
+    if library is not None:
+        options.register_custom_ops_library(library)
+    here = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     truth = here.run(None, {entry.name: inputs[entry.name] for entry in here.get_inputs()})[0]
-    python = environment_of(version)
-    if python is None:
+    done = _run(path, version, library)
+    if done is None:
         print(f"FAILED {path.name} ({told}): no interpreter found for which onnxruntime {version} exists")
         return False
-    answers = BUILD / "answers.npy"
-    answers.unlink(missing_ok=True)  # of the file before
-    command = [
-        str(python),
-        str(HERE / "plain_runtime.py"),
-        str(path),
-        str(BUILD / "inputs.npz"),
-        str(answers),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         reason = done.stderr.strip().splitlines()[-1]
         print(f"FAILED {path.name} ({told}) in onnxruntime {version}: {reason}")
         return False
     assert done.stdout.split() == [version], f"expected onnxruntime {version}, {done.stdout} ran"
-    came = np.load(answers)
+    came = np.load(BUILD / "answers.npy")
     error = float(np.abs(came - truth).max() / np.abs(truth).max())
     same = bool((came.argmax(-1) == truth.argmax(-1)).all()) and error < TOLERANCE
     print(
@@ -95,6 +121,19 @@ def _check(path: Path, told: str, version: str, inputs: dict[str, np.ndarray]) -
         f"to {onnxruntime.__version__} is {error:.1e} of the largest logit"
     )
     return same
+
+
+def _run(path: Path, version: str, library: str | None) -> subprocess.CompletedProcess[str] | None:
+    """The file in another onnxruntime; None if there is none to be had."""
+    python = environment_of(version)
+    if python is None:
+        return None
+    answers = BUILD / "answers.npy"
+    answers.unlink(missing_ok=True)  # of the file before
+    files = [str(path), str(BUILD / "inputs.npz"), str(answers), *([library] if library else [])]
+    return subprocess.run(
+        [str(python), str(HERE / "plain_runtime.py"), *files], capture_output=True, text=True
+    )
 
 
 def environment_of(version: str) -> Path | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -30,6 +31,10 @@ def batch() -> dict[str, np.ndarray]:
 
 def as_arrays(batch: Any) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in batch.items()}
+
+
+def as_tensors(batch: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(value) for name, value in batch.items()}
 
 
 def compare(model: Any, kind: str, optimize: bool = True) -> None:
@@ -125,6 +130,64 @@ def test_padding_is_zero_and_never_read() -> None:
         assert name not in HIDDEN or not came[name][padding].any()
 
 
+WIDTH = 9
+MASKS = {
+    "full": [1] * WIDTH,
+    "padding on the right": [1] * 5 + [0] * 4,
+    "padding on the left": [0] * 4 + [1] * 5,
+    "gaps": [1, 0, 0, 1, 1, 0, 1, 1, 0],
+    "one token": [0, 0, 0, 0, 0, 0, 1, 0, 0],
+    "none": [0] * WIDTH,
+}
+
+
+def masked(kind: str) -> dict[str, np.ndarray]:
+    """A row for every mask; ids differ, and those of padding are the pad token."""
+    mask = np.array(list(MASKS.values()))
+    ids = np.random.default_rng(7).integers(FIRST_WORD, VOCABULARY, size=mask.shape)
+    ids[mask == 0] = MODELS["2-2-8"](kind).config.pad_token_id or 0
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("bert", "2-2-8"), ("bert", "mixed"), ("roberta", "2-2-4")])
+def test_any_mask_gives_in_a_batch_what_it_gives_alone(kind: str, bits: str) -> None:
+    """Padding on the left, gaps and rows of nothing: every real token has the same bits in its row alone, in
+    the batch, behind more padding, and with one thread or two. The functions give nearly the same."""
+    model, given = with_hidden(fused(MODELS[bits](kind))), masked(kind)
+    real = given["attention_mask"] != 0
+    opened = {threads: session_with_library(model, threads) for threads in (1, 2)}
+    together, plain = answers(opened[1], given), run(model, as_tensors(given))
+    assert np.isfinite(together["logits"]).all()
+    for name in HIDDEN:
+        assert not together[name][~real].any(), "padding is 0"
+        np.testing.assert_allclose(together[name][real], plain[name][real], **CLOSE, err_msg=name)
+    wider = {name: np.pad(value, ((0, 0), (0, 4))) for name, value in given.items()}
+    for threads, session in opened.items():
+        again = answers(session, wider)
+        for row, title in enumerate(MASKS):
+            alone = answers(session, {name: value[row : row + 1] for name, value in given.items()})
+            for name, value in together.items():
+                assert np.array_equal(alone[name][0], value[row]), (title, name, threads)
+                if name in HIDDEN:
+                    assert np.array_equal(again[name][row, :WIDTH], value[row]), (title, name, threads)
+
+
+@pytest.mark.parametrize("bits", ["2-2-8", "4-4-8"])
+def test_where_positions_follow_the_tokens_padding_can_be_anywhere(bits: str) -> None:
+    """RoBERTa counts real tokens, so a sentence by itself has the same bits as behind padding on the left and
+    torn apart by gaps."""
+    model, given = with_hidden(fused(MODELS[bits]("roberta"))), masked("roberta")
+    opened = session_with_library(model)
+    together = answers(opened, given)
+    for row, (title, mask) in enumerate(MASKS.items()):
+        places = np.flatnonzero(mask)
+        if not places.size:
+            continue
+        dense = answers(opened, {name: value[row : row + 1, places] for name, value in given.items()})
+        for name in HIDDEN:
+            assert np.array_equal(dense[name][0], together[name][row, places]), (title, name)
+
+
 @pytest.mark.parametrize("shape", [(0, 5), (0, 0)])
 def test_an_empty_batch_has_empty_answers(shape: tuple[int, int], batch: dict[str, np.ndarray]) -> None:
     opened = session_with_library(fused(MODELS["2-2-8"]("bert", "token-classification")))
@@ -152,6 +215,12 @@ def test_more_tokens_than_positions(batch: dict[str, np.ndarray]) -> None:
     long = {name: np.full((1, 41), FIRST_WORD if name == "input_ids" else 1) for name in batch}
     with pytest.raises(Exception, match="PackedEmbedding"):
         answers(opened, long)
+
+
+def quiet() -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # errors come as exceptions
+    return options
 
 
 def broken(operator: str, change: Any) -> Any:
@@ -196,6 +265,25 @@ def test_files_that_are_wrong_do_not_load(operator: str, change: Any) -> None:
     with pytest.raises(Exception, match=reason) as caught:
         session_with_library(model)
     assert operator in str(caught.value)
+
+
+def test_an_operator_that_the_library_lacks_says_what_to_update(tmp_path: Path) -> None:
+    def renamed(node: Any, stored: Any) -> None:
+        node.op_type = "GatedBlock"
+
+    onnx.save(broken("FeedForwardBlock", renamed), tmp_path / "newer.onnx")
+    with pytest.raises(Exception, match=r"has no operator GatedBlock: .*; update mrem-runtime"):
+        runtime.session(tmp_path / "newer.onnx", options=quiet())
+
+
+def test_an_operator_that_the_library_lacks_runs_as_its_function() -> None:
+    """A newer file in an older library: what is new runs as in plain onnxruntime, the rest as operators."""
+    model = onnx.ModelProto.FromString(fused(MODELS["2-2-8"]("bert")).SerializeToString())
+    for node in (*model.graph.node, *model.functions):
+        kind, field = (node.op_type, "op_type") if hasattr(node, "op_type") else (node.name, "name")
+        if kind == "FeedForwardBlock":
+            setattr(node, field, "GatedBlock")
+    compare(model, "bert")
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

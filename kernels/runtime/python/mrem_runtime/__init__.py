@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,7 +73,16 @@ def session(
 
     chosen = _registered(threads, options)
     source = model if isinstance(model, bytes) else os.fspath(model)
-    return onnxruntime.InferenceSession(source, chosen, providers=list(providers), **more)
+    try:
+        return onnxruntime.InferenceSession(source, chosen, providers=list(providers), **more)
+    except Exception as error:  # onnxruntime's exceptions have no common class
+        unknown = re.search(r"mrem\.runtime:(\w+)\S* is not a registered", str(error))
+        if unknown is None:
+            raise
+        raise type(error)(
+            f"mrem-runtime {version()} has no operator {unknown[1]}: the file was made by a newer "
+            "mrem_deploy; update mrem-runtime"
+        ) from error
 
 
 def version() -> str:
