@@ -11,7 +11,7 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.outside import path_of
 from mrem_deploy.data import beir
 from mrem_deploy.data.cells import texts_in
-from mrem_deploy.data.searching import Searches, Sides
+from mrem_deploy.data.searching import CANDIDATES, Searches, Sides
 from mrem_deploy.data.sources import Source, files_of, open_source
 from mrem_deploy.data.splits import Columns, TaskData, open_pairs
 from mrem_deploy.data.table_files import Table, Wanted, listing
@@ -86,6 +86,12 @@ class SearchData(TaskData):
 
     def evaluation(self) -> dict[str, Texts]:
         return {self._split: self._searches}
+
+    def inputs(self, texts: int | None) -> int:
+        """The corpus is read for any number of queries; a reranker reads candidates for each of them."""
+        queries = min(texts or len(self._searches), len(self._searches))
+        corpus = len(self._searches.corpus)
+        return queries * min(CANDIDATES, corpus) if self._searches.pairs else queries + corpus
 
     def evaluation_label_names(self) -> dict[str, tuple[str, ...]]:
         return {}

@@ -101,6 +101,11 @@ class TaskData:
             split: _texts(table, self.task, self._columns, known, True) for split, table in tables.items()
         }
 
+    def inputs(self, texts: int | None) -> int | None:
+        """How many examples a model reads to predict so many texts of the evaluation split; None: all of
+        them. It gives None where that is known only when the split is read."""
+        return texts
+
     def evaluation_label_names(self) -> dict[str, tuple[str, ...]]:
         """By split, the names of its labels or tags. Reads the column of the labels and no texts.
 

@@ -43,6 +43,7 @@ def planner_of(run: Run, loaded: Loaded) -> Planner:
     data = loaded.calibration if loaded.training is None else loaded.training
     shape, timing = shape_of(loaded.teacher, recipe), measure(loaded.teacher, recipe, data)
     threads = torch.get_num_threads()
+    inputs = loaded.task_data.inputs
 
     def plan(changed: Recipe) -> Plan:
         return make_plan(
@@ -54,7 +55,9 @@ def planner_of(run: Run, loaded: Loaded) -> Planner:
             workers=workers,
             cache_budget_mib=CacheSettings.of(recipe).max_memory_mb,
             profiles=len(run.profiles),
-            evaluation_examples=recipe.eval_size or None,
+            evaluation_examples=inputs(recipe.eval_size or None),
+            compared=inputs(min(TORCH_EXAMPLES, recipe.eval_size or TORCH_EXAMPLES)),
+            few=inputs(FEW_EXAMPLES) or FEW_EXAMPLES,
         )
 
     return plan
@@ -155,16 +158,29 @@ def make_plan(
     cache_budget_mib: float = float("inf"),
     profiles: int = 1,
     evaluation_examples: int | None = None,
+    compared: int | None = None,
+    few: int = FEW_EXAMPLES,
 ) -> Plan:
-    """`sentences` are the calibration sentences, or those of the training set for qat."""
+    """`sentences` are the calibration sentences, or those of the training set for qat. `compared` are the
+    examples that torch predicts as well, `few` those of --eval-size 1000: a corpus counts with its queries.
+    """
 
     def planned(changed: Recipe, examples: int | None = evaluation_examples) -> Plan:
         return _plan(
-            changed, shape, timing, sentences, threads, workers, cache_budget_mib, profiles, examples
+            changed,
+            shape,
+            timing,
+            sentences,
+            threads,
+            workers,
+            cache_budget_mib,
+            profiles,
+            examples,
+            compared,
         )
 
     plan = planned(recipe)
-    return replace(plan, shorter=tuple(_shorter(recipe, plan, planned, evaluation_examples)))
+    return replace(plan, shorter=tuple(_shorter(recipe, plan, planned, evaluation_examples, few)))
 
 
 def _plan(
@@ -177,6 +193,7 @@ def _plan(
     cache_budget_mib: float,
     profiles: int,
     evaluation_examples: int | None,
+    compared: int | None,
 ) -> Plan:
     modules = len(shape.cuts) - 1
     keeps_targets = recipe.method == "mrem-s" and recipe.teacher_cache != "never"
@@ -224,7 +241,7 @@ def _plan(
         what = f"{count(evaluation_examples)} examples"
         stages.append(Stage("evaluate", what, per_thousand * evaluation_examples / 1000))
     if sampling:
-        sampled = min(TORCH_EXAMPLES, evaluation_examples or TORCH_EXAMPLES)
+        sampled = compared or min(TORCH_EXAMPLES, evaluation_examples or TORCH_EXAMPLES)
         seconds = sampled * shape.blocks * timing.student / recipe.batch_size
         stages.append(Stage("compare", f"{count(sampled)} examples in torch", seconds))
     return Plan(
@@ -314,7 +331,7 @@ def _disk(recipe: Recipe, shape: ModelShape, cached_mib: float, profiles: int) -
 
 
 def _shorter(
-    recipe: Recipe, plan: Plan, planned: Callable[..., Plan], examples: int | None
+    recipe: Recipe, plan: Plan, planned: Callable[..., Plan], examples: int | None, few: int
 ) -> Iterator[tuple[str, float]]:
     """Options that would save a tenth of the time or more, with the time that is left."""
     training = sum(stage.seconds for stage in plan.stages if stage.name == "train")
@@ -328,8 +345,8 @@ def _shorter(
     if recipe.method == "qat":
         other = replace(recipe, method="mrem-s", train_size=0, accumulate=1)  # two options of qat only
         choices.append(("--method mrem-s", planned(other).seconds))
-    if examples is not None and examples > 2 * FEW_EXAMPLES:
-        choices.append((f"--eval-size {FEW_EXAMPLES}", planned(recipe, FEW_EXAMPLES).seconds))
+    if examples is not None and examples > 2 * few:
+        choices.append((f"--eval-size {FEW_EXAMPLES}", planned(recipe, few).seconds))
     for options, seconds in choices:
         if seconds < WORTH_SAYING * plan.seconds:
             yield options, seconds

@@ -19,7 +19,7 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.data import beir, from_squad
 from mrem_deploy.data.bm25 import BM25
 from mrem_deploy.data.search_data import SearchData
-from mrem_deploy.data.searching import NO_DOCUMENT, Searches, Sides
+from mrem_deploy.data.searching import CANDIDATES, NO_DOCUMENT, Searches, Sides
 from mrem_deploy.data.task_data import open_task
 from mrem_deploy.models.loading import load_model
 
@@ -166,6 +166,14 @@ def test_what_is_refused(name: str, folder: Path) -> None:
     arrange(folder)
     with pytest.raises(UserError, match=f"(?s){said}"):
         open_task("retrieval", str(folder))
+
+
+def test_how_many_examples_a_model_reads(folder: Path) -> None:
+    """For the plan: before anything is tokenized."""
+    data = open_task("retrieval", str(folder))
+    assert (data.inputs(None), data.inputs(5), data.inputs(99)) == (
+        QUERIES + DOCUMENTS, 5 + DOCUMENTS, QUERIES + DOCUMENTS)  # fmt: skip
+    assert open_task("reranking", str(folder)).inputs(5) == 5 * CANDIDATES
 
 
 def test_a_title_is_a_text(folder: Path) -> None:

@@ -126,6 +126,21 @@ def test_a_long_run_is_told_how_to_be_shorter() -> None:
     assert make_plan(replace(RECIPE, steps=100, batch_size=8), SHAPE, TIMING, 4096).shorter == ()
 
 
+def test_a_corpus_is_read_for_any_number_of_queries() -> None:
+    """10,000 queries over 2,000 documents: torch compares 512 of them, and the whole corpus, too."""
+    sizes = {"evaluation_examples": 12_000, "compared": 2_512, "few": 3_000}
+    plan = make_plan(RECIPE, SHAPE, TIMING, 4096, **sizes)
+    assert stages(plan)["compare"] == pytest.approx(2_512 / 32 * 12 * 0.2)
+    assert stages(plan)["evaluate"] == pytest.approx(12_000 / 32 * 12 * (0.1 + ONNX_COST * 0.1))
+    quick = replace(RECIPE, steps=10)  # its evaluation takes most of the time
+    plan = make_plan(quick, SHAPE, TIMING, 4096, **sizes)
+    less = make_plan(quick, SHAPE, TIMING, 4096, **(sizes | {"evaluation_examples": 3_000}))
+    assert dict(plan.shorter)["--eval-size 1000"] == pytest.approx(less.seconds)
+    assert "--eval-size 1000" not in dict(
+        make_plan(quick, SHAPE, TIMING, 4096, **(sizes | {"few": 7_000})).shorter
+    )
+
+
 def test_without_a_count_of_examples_the_evaluation_is_quoted_by_the_thousand() -> None:
     assert "per 1,000 evaluation examples" in "\n".join(make_plan(RECIPE, SHAPE, TIMING, 4096).lines())
 
