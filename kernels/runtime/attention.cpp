@@ -81,9 +81,7 @@ void attend(const Target& target, const AttentionShape& shape, const Head<std::u
         by.bias[c % kPanel] = 0.0f;
     }
 
-    const std::size_t all_tiles = ceil_div(tokens, rows);
-    for (std::size_t i = 0; i < all_tiles; ++i) {
-        const std::size_t first = tokens * i / all_tiles, height = tokens * (i + 1) / all_tiles - first;
+    by_tiles(tokens, rows, [&](std::size_t first, std::size_t height) {
         const std::uint8_t* q = head.q + first * head.stride;
         tiles(
             kernels, height, key_panels,
@@ -100,7 +98,7 @@ void attend(const Target& target, const AttentionShape& shape, const Head<std::u
         shifts_of(p, p_stride, height, tokens, zv, shifts);
         floats.quantize_sums({sums, height, width, context_stride, columns, shifts}, shape.o, false,
                              head.context + first * head.context_stride, head.context_stride);
-    }
+    });
 }
 
 void attend(const Target& target, const AttentionShape& shape, const Head<float>& head) {

@@ -128,29 +128,48 @@ class Gelu {
     typename V::Table table_[kGeluDegree + 1];
 };
 
-// x to codes: of function(x).
-template <class V, class Function>
-inline void to_codes(const float* x, std::size_t n, const Grid& grid, const Function& function,
-                     std::uint8_t* codes) {
-    with_coder<V>(grid, [&](const auto& coder) {
-        const auto some = [&](std::size_t i, auto lanes, auto count) {
-            constexpr int N = decltype(count)::value;
-            Group<V, N> values;
-            for (int k = 0; k < N; ++k)
-                values.of[k] = lanes.load(x + i + static_cast<std::size_t>(k) * kFloatLanes);
-            const Codes<V, N> found = coder(function(values));
-            for (int k = 0; k < N; ++k)
-                lanes.store(found.of[k], codes + i + static_cast<std::size_t>(k) * kFloatLanes);
-        };
-        const std::size_t whole = n / kFloatLanes, left = n % kFloatLanes;
-        by_groups<V>(whole, [&](std::size_t i, auto count) { some(i * kFloatLanes, Whole<V>{}, count); });
-        if (left > 0) some(whole * kFloatLanes, Part<V>{left}, Count<1>{});
-    });
+// Codes of GELU: no division.
+template <class V>
+class GeluCoder {
+  public:
+    explicit GeluCoder(const Grid& grid) : inverse_(V::all(1.0f / grid.scale)), coder_(grid) {}
+    template <int N>
+    Codes<V, N> operator()(const Group<V, N>& x) const {
+        Group<V, N> y = gelu_(x);
+        y.each([&](auto z) { return V::mul(z, inverse_); });
+        return coder_.of_ratios(y);
+    }
+
+  private:
+    typename V::F inverse_;
+    Gelu<V> gelu_;
+    Coder<V, true> coder_;
+};
+
+// x to codes.
+template <class V, class Coding>
+inline void to_codes(const float* x, std::size_t n, const Coding& coding, std::uint8_t* codes) {
+    const auto some = [&](std::size_t i, auto lanes, auto count) {
+        constexpr int N = decltype(count)::value;
+        Group<V, N> values;
+        MREM_UNROLLED
+        for (int k = 0; k < N; ++k) {
+            values.of[k] = lanes.load(x + i + static_cast<std::size_t>(k) * kFloatLanes);
+        }
+        const Codes<V, N> found = coding(values);
+        MREM_UNROLLED
+        for (int k = 0; k < N; ++k) {
+            lanes.store(found.of[k], codes + i + static_cast<std::size_t>(k) * kFloatLanes);
+        }
+    };
+    const std::size_t whole = n / kFloatLanes, left = n % kFloatLanes;
+    by_groups<V>(whole, [&](std::size_t i, auto count) { some(i * kFloatLanes, Whole<V>{}, count); });
+    if (left > 0) some(whole * kFloatLanes, Part<V>{left}, Count<1>{});
 }
 
 template <class V>
 void quantize(const float* x, std::size_t n, const Grid& grid, std::uint8_t* codes) {
-    to_codes<V>(x, n, grid, [](const auto& values) { return values; }, codes);
+    with_coder<V>(grid, [&](const auto& coder) { to_codes<V>(x, n, coder, codes); });
 }
 
 template <class V>
@@ -161,33 +180,36 @@ void gelu(const float* x, std::size_t n, float* y) {
     });
 }
 
+template <class V>
+void gelu_quantize(const float* x, std::size_t n, const Grid& grid, std::uint8_t* codes) {
+    to_codes<V>(x, n, GeluCoder<V>(grid), codes);
+}
+
 // Panel by panel, some rows at once.
-template <class V, class Function>
-inline void sums_to_codes(const SumRows& sums, const Grid& grid, const Function& function,
-                          std::uint8_t* codes, std::size_t codes_stride) {
-    with_coder<V>(grid, [&](const auto& coder) {
-        by_lanes<V>(sums.columns, [&](std::size_t column, auto lanes) {
-            const Columns& by = sums.by[column / kPanel];
-            const auto offset = V::load(by.offset);
-            const auto scale = V::load(by.scale), bias = V::load(by.bias);
-            by_groups<V>(sums.rows, [&](std::size_t row, auto count) {
-                constexpr int N = decltype(count)::value;
-                Group<V, N> y;
-                MREM_UNROLLED
-                for (int k = 0; k < N; ++k) {
-                    const std::size_t at = row + static_cast<std::size_t>(k);
-                    auto sum = V::load(sums.sums + at * sums.stride + column);
-                    if (sums.shifts != nullptr) sum = V::add(sum, V::all(sums.shifts[at]));
-                    y.of[k] = V::mul(V::to_float(V::sub(sum, offset)), scale);
-                }
-                y.each([&](auto x) { return V::add(x, bias); });
-                const Codes<V, N> found = coder(function(y));
-                MREM_UNROLLED
-                for (int k = 0; k < N; ++k) {
-                    const std::size_t at = row + static_cast<std::size_t>(k);
-                    lanes.store(found.of[k], codes + at * codes_stride + column);
-                }
-            });
+template <class V, class Coding>
+inline void sums_to_codes(const SumRows& sums, const Coding& coding, std::uint8_t* codes,
+                          std::size_t codes_stride) {
+    by_lanes<V>(sums.columns, [&](std::size_t column, auto lanes) {
+        const Columns& by = sums.by[column / kPanel];
+        const auto offset = V::load(by.offset);
+        const auto scale = V::load(by.scale), bias = V::load(by.bias);
+        by_groups<V>(sums.rows, [&](std::size_t row, auto count) {
+            constexpr int N = decltype(count)::value;
+            Group<V, N> y;
+            MREM_UNROLLED
+            for (int k = 0; k < N; ++k) {
+                const std::size_t at = row + static_cast<std::size_t>(k);
+                auto sum = V::load(sums.sums + at * sums.stride + column);
+                if (sums.shifts != nullptr) sum = V::add(sum, V::all(sums.shifts[at]));
+                y.of[k] = V::mul(V::to_float(V::sub(sum, offset)), scale);
+            }
+            y.each([&](auto x) { return V::add(x, bias); });
+            const Codes<V, N> found = coding(y);
+            MREM_UNROLLED
+            for (int k = 0; k < N; ++k) {
+                const std::size_t at = row + static_cast<std::size_t>(k);
+                lanes.store(found.of[k], codes + at * codes_stride + column);
+            }
         });
     });
 }
@@ -195,8 +217,8 @@ inline void sums_to_codes(const SumRows& sums, const Grid& grid, const Function&
 template <class V>
 void quantize_sums(const SumRows& sums, const Grid& grid, bool gelu, std::uint8_t* codes,
                    std::size_t codes_stride) {
-    if (gelu) return sums_to_codes<V>(sums, grid, Gelu<V>(), codes, codes_stride);
-    sums_to_codes<V>(sums, grid, [](const auto& y) { return y; }, codes, codes_stride);
+    if (gelu) return sums_to_codes<V>(sums, GeluCoder<V>(grid), codes, codes_stride);
+    with_coder<V>(grid, [&](const auto& coder) { sums_to_codes<V>(sums, coder, codes, codes_stride); });
 }
 
 }  // namespace

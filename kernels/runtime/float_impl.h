@@ -188,7 +188,8 @@ void softmax_quantize(const Scores& scores, const Grid& grid, float* work, std::
 
 template <class V>
 constexpr FloatKernels table(const char* name) {
-    return {name, quantize<V>, gelu<V>, layer_norm<V>, quantize_sums<V>, softmax<V>, softmax_quantize<V>};
+    return {name,          quantize<V>,      gelu<V>,    gelu_quantize<V>,
+            layer_norm<V>, quantize_sums<V>, softmax<V>, softmax_quantize<V>};
 }
 
 }  // namespace

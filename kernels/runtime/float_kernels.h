@@ -48,12 +48,15 @@ struct FloatKernels {
     // x · Φ(x), with Φ by the error function: Q(a) = erfc(a / √2) / 2 from a table of polynomials.
     void (*gelu)(const float* x, std::size_t n, float* y);
 
+    // Codes of gelu(x) · (1 / grid.scale), which is not divided any more.
+    void (*gelu_quantize)(const float* x, std::size_t n, const Grid& grid, std::uint8_t* codes);
+
     // y = (z − mean) / sqrt(variance + epsilon) · gamma + beta for each row of n values, z = x + residual (z
     // = x if `residual` is null).
     void (*layer_norm)(std::size_t rows, const float* const* x, const float* const* residual, std::size_t n,
                        const float* gamma, const float* beta, float epsilon, float* const* y);
 
-    // quantize(y), or quantize(gelu(y)), of sums
+    // quantize(y), or gelu_quantize(y), of sums
     void (*quantize_sums)(const SumRows& sums, const Grid& grid, bool gelu, std::uint8_t* codes,
                           std::size_t codes_stride);
 

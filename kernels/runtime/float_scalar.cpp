@@ -69,6 +69,14 @@ void gelu(const float* x, std::size_t n, float* y) {
     for (std::size_t i = 0; i < n; ++i) y[i] = gelu_of(x[i]);
 }
 
+std::uint8_t gelu_code_of(float x, const Grid& grid) {
+    return code_of_ratio(gelu_of(x) * (1.0f / grid.scale), grid);
+}
+
+void gelu_quantize(const float* x, std::size_t n, const Grid& grid, std::uint8_t* codes) {
+    for (std::size_t i = 0; i < n; ++i) codes[i] = gelu_code_of(x[i], grid);
+}
+
 void norm_row(const float* x, const float* residual, std::size_t n, const float* gamma, const float* beta,
               float epsilon, float* y) {
     float sums[kFloatLanes] = {}, squares[kFloatLanes] = {};
@@ -108,7 +116,7 @@ void quantize_sums(const SumRows& sums, const Grid& grid, bool gelu, std::uint8_
             const std::int32_t sum = sums.sums[row * sums.stride + c] + shift - by.offset[c % kPanel];
             const float product = static_cast<float>(sum) * by.scale[c % kPanel];
             const float y = product + by.bias[c % kPanel];
-            codes[c] = code_of(gelu ? gelu_of(y) : y, grid);
+            codes[c] = gelu ? gelu_code_of(y, grid) : code_of(y, grid);
         }
     }
 }
@@ -134,7 +142,7 @@ void softmax_quantize(const Scores& scores, const Grid& grid, float* work, std::
 
 }  // namespace
 
-const FloatKernels kScalarFloats = {"scalar", quantize,        gelu, layer_norm, quantize_sums,
-                                    softmax,  softmax_quantize};
+const FloatKernels kScalarFloats = {"scalar",   quantize,      gelu,    gelu_quantize,
+                                    layer_norm, quantize_sums, softmax, softmax_quantize};
 
 }  // namespace mrem::runtime

@@ -10,18 +10,6 @@
 namespace mrem::runtime {
 namespace {
 
-// Tiles of nearly equal height: 33 rows are 11 + 11 + 11, not 12 + 12 + 9.
-template <class Body>
-void by_tiles(std::size_t rows, std::size_t most, const Body& body) {
-    const std::size_t tiles = ceil_div(rows, most);
-    std::size_t row = 0;
-    for (std::size_t i = 0; i < tiles; ++i) {
-        const std::size_t next = rows * (i + 1) / tiles;
-        body(row, next - row);
-        row = next;
-    }
-}
-
 // A block of K for some panels, as signed bytes. Above 16 quads, AMX wants whole groups of them.
 void unpack(const GemmKernels& kernels, const Weights& weights, std::size_t panel, std::size_t count,
             std::size_t first, std::size_t quads, std::size_t padded, std::int8_t* b) {

@@ -39,6 +39,21 @@ struct Sums {
     }
 };
 
+// body(first, count) for tiles of at most `most` rows. They are nearly equal: 25 rows are 12 + 8 + 5, not 12
+// + 12
+// + 1. All but the last are multiples of four, as many rows as float kernels work on at once, where `most`
+// is.
+template <class Body>
+void by_tiles(std::size_t rows, std::size_t most, const Body& body) {
+    const std::size_t tiles = ceil_div(rows, most), unit = most % 4 == 0 ? 4 : 1;
+    std::size_t row = 0;
+    for (std::size_t i = 0; i < tiles; ++i) {
+        const std::size_t end = round_up(rows * (i + 1) / tiles, unit), next = end < rows ? end : rows;
+        if (next > row) body(row, next - row);
+        row = next;
+    }
+}
+
 // Called from several threads at once, each for other rows or columns.
 class Sink {
   public:

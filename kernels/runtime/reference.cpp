@@ -109,8 +109,10 @@ int reference_value(const Weight& weight, std::size_t input, std::size_t output)
     return weight.spacing * (weight.codes[place.byte] >> place.shift & ((1 << weight.bits) - 1)) + weight.low;
 }
 
-void reference_linear(const Weight& weight, const Grid& x_grid, const float* x, std::size_t rows, float* y) {
-    const Codes codes = codes_of(x, rows * weight.in, x_grid);
+namespace {
+
+void linear_on_codes(const Weight& weight, const Grid& x_grid, const Codes& codes, std::size_t rows,
+                     float* y) {
     std::vector<int> column(weight.in);
     for (std::size_t j = 0; j < weight.out; ++j) {
         for (std::size_t i = 0; i < weight.in; ++i) column[i] = reference_value(weight, i, j);
@@ -124,6 +126,12 @@ void reference_linear(const Weight& weight, const Grid& x_grid, const float* x, 
                 static_cast<float>(static_cast<std::int32_t>(sum)) * scale + weight.bias[j];
         }
     }
+}
+
+}  // namespace
+
+void reference_linear(const Weight& weight, const Grid& x_grid, const float* x, std::size_t rows, float* y) {
+    linear_on_codes(weight, x_grid, codes_of(x, rows * weight.in, x_grid), rows, y);
 }
 
 void reference_attention(const AttentionShape& shape, const float* hidden, const std::int64_t* mask,
@@ -153,8 +161,9 @@ void reference_feed_forward(const FeedForwardShape& shape, const float* hidden, 
     by_example(hidden, mask, batch, tokens, width, y, [&](const float* rows, std::size_t n, float* results) {
         std::vector<float> middle(n * shape.middle), sums(n * width);
         reference_linear(shape.up, shape.x, rows, n, middle.data());
-        kScalarFloats.gelu(middle.data(), middle.size(), middle.data());
-        reference_linear(shape.down, shape.m, middle.data(), n, sums.data());
+        Codes codes(middle.size());
+        kScalarFloats.gelu_quantize(middle.data(), middle.size(), shape.m, codes.data());
+        linear_on_codes(shape.down, shape.m, codes, n, sums.data());
         for (std::size_t t = 0; t < n; ++t) {
             layer_norm(kScalarFloats, sums.data() + t * width, rows + t * width, width, shape.gamma,
                        shape.beta, shape.epsilon, results + t * width);

@@ -144,6 +144,10 @@ void compare(const FloatKernels& kernels, std::size_t n, bool odd) {
     kernels.gelu(x.data(), n, y.data());
     portable.gelu(x.data(), n, expected.data());
     check_same(y, expected, "gelu", name);
+    kernels.gelu_quantize(x.data(), n, grid, codes.data());
+    portable.gelu_quantize(x.data(), n, grid, expected_codes.data());
+    check_same(codes, expected_codes, "gelu_quantize", name);
+
     const float* added = engine() % 3 == 0 ? nullptr : residual.data();
     layer_norm(kernels, x.data(), added, n, gamma.data(), beta.data(), 1e-12f, y.data());
     layer_norm(portable, x.data(), added, n, gamma.data(), beta.data(), 1e-12f, expected.data());
