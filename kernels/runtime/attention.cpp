@@ -23,10 +23,12 @@ void shifts_of(const std::uint8_t* codes, std::size_t stride, std::size_t rows, 
 
 // The tiles of `rows` rows by all panels.
 void tiles(const GemmKernels& kernels, std::size_t rows, std::size_t count, Tile tile) {
-    for (std::size_t panel = 0; panel < count; panel += kernels.panels) {
-        kernels.tile(rows, std::min(kernels.panels, count - panel), tile);
-        tile.b += kernels.panels * tile.b_stride;
-        tile.sums += kernels.panels * kPanel;
+    const std::size_t most = tile.wide != nullptr ? kernels.wide_panels : kernels.panels;
+    for (std::size_t panel = 0; panel < count; panel += most) {
+        kernels.tile(rows, std::min(most, count - panel), tile);
+        tile.b += most * tile.b_stride;
+        if (tile.wide != nullptr) tile.wide += most * tile.b_stride;
+        tile.sums += most * kPanel;
     }
 }
 
@@ -51,6 +53,10 @@ void attend(const Target& target, const AttentionShape& shape, const Head<std::u
     Arrays arrays;
     const auto keys_slot = arrays.add<std::int8_t>(key_panels * key_quads * kStepBytes);
     const auto values_slot = arrays.add<std::int8_t>(value_panels * value_quads * kStepBytes);
+    const bool wide = kernels.widen != nullptr;
+    const auto wide_keys_slot = arrays.add<std::int16_t>(wide ? key_panels * key_quads * kStepBytes : 0);
+    const auto wide_values_slot =
+        arrays.add<std::int16_t>(wide ? value_panels * value_quads * kStepBytes : 0);
     const auto offsets_slot = arrays.add<std::int32_t>(scores_stride);
     const auto scores_slot = arrays.add<std::int32_t>(rows * scores_stride);
     const auto work_slot = arrays.add<float>(rows * scores_stride);
@@ -69,6 +75,11 @@ void attend(const Target& target, const AttentionShape& shape, const Head<std::u
     kernels.pack_keys(head.k, head.stride, tokens, width, key_quads, keys, offsets);
     for (std::size_t i = 0; i < tokens; ++i) offsets[i] *= zq;
     kernels.pack_values(head.v, head.stride, tokens, width, value_quads, values);
+    std::int16_t *wide_keys = nullptr, *wide_values = nullptr;
+    if (wide) {
+        kernels.widen(keys, key_panels * key_quads, wide_keys = arrays.at(wide_keys_slot));
+        kernels.widen(values, value_panels * value_quads, wide_values = arrays.at(wide_values_slot));
+    }
     const float score_scale = shape.q_scaled * shape.k.scale, context_scale = shape.p.scale * shape.v.scale;
     for (std::size_t c = 0; c < context_stride; ++c) {
         Columns& by = columns[c / kPanel];
@@ -83,9 +94,9 @@ void attend(const Target& target, const AttentionShape& shape, const Head<std::u
 
     by_tiles(tokens, rows, [&](std::size_t first, std::size_t height) {
         const std::uint8_t* q = head.q + first * head.stride;
-        tiles(
-            kernels, height, key_panels,
-            {q, head.stride, keys, key_quads * kStepBytes, key_quads, scores, scores_stride, false, nullptr});
+        tiles(kernels, height, key_panels,
+              {q, head.stride, keys, key_quads * kStepBytes, key_quads, scores, scores_stride, false, nullptr,
+               wide_keys});
         floats.softmax_quantize({scores, height, tokens, scores_stride, offsets, score_scale}, shape.p,
                                 arrays.at(work_slot), p, p_stride);
         for (std::size_t row = 0; row < height; ++row) {
@@ -93,7 +104,7 @@ void attend(const Target& target, const AttentionShape& shape, const Head<std::u
         }
         tiles(kernels, height, value_panels,
               {p, p_stride, values, value_quads * kStepBytes, value_quads, sums, context_stride, false,
-               nullptr});
+               nullptr, wide_values});
         std::int32_t shifts[kMostTileRows];
         shifts_of(p, p_stride, height, tokens, zv, shifts);
         floats.quantize_sums({sums, height, width, context_stride, columns, shifts}, shape.o, false,

@@ -129,19 +129,22 @@ void CodeSink::take(const Sums& sums) {
 void multiply(const Target& target, const Weights& weights, const CodeRows& x, std::size_t first,
               std::size_t last, Sink& sink) {
     const GemmKernels& kernels = *target.gemm;
-    const std::size_t width = kernels.panels * kPanel, rows = x.rows;
-    const std::size_t all = steps(weights.inputs(), weights.coding().bits) * fields(weights.coding().bits);
-    const Blocks blocks = blocks_of(kernels, weights.inputs(), weights.coding().bits);
+    const int bits = weights.coding().bits;
+    const bool wide = widened(kernels, bits);
+    const std::size_t most = panels_of(kernels, bits), width = most * kPanel, rows = x.rows;
+    const std::size_t all = steps(weights.inputs(), bits) * fields(bits);
+    const Blocks blocks = blocks_of(kernels, weights.inputs(), bits);
     Lease lease;
     Arrays arrays;
     const auto b_slot = arrays.add<std::int8_t>(width * blocks.quads * kQuad);
+    const auto wide_slot = arrays.add<std::int16_t>(wide ? width * blocks.quads * kQuad : 0);
     const auto sums_slot = arrays.add<std::int32_t>(width * (blocks.count > 1 ? rows : kernels.rows));
     arrays.place(*lease);
     std::int8_t* b = arrays.at(b_slot);
     std::int32_t* all_sums = arrays.at(sums_slot);
 
-    for (std::size_t panel = first; panel < last; panel += kernels.panels) {
-        const std::size_t count = std::min(kernels.panels, last - panel);
+    for (std::size_t panel = first; panel < last; panel += most) {
+        const std::size_t count = std::min(most, last - panel);
         for (std::size_t block = 0; block < blocks.count; ++block) {
             const std::size_t from = block * blocks.quads, quads = std::min(blocks.quads, all - from);
             const std::size_t padded = quads > kernels.quads ? round_up(quads, kernels.quads) : quads;
@@ -158,13 +161,18 @@ void multiply(const Target& target, const Weights& weights, const CodeRows& x, s
                     return ahead.nothing();
                 }
                 unpack(kernels, weights, panel, count, from, quads, padded, b);
+                if (wide) kernels.widen(b, count * padded, arrays.at(wide_slot));
                 ahead.some();
                 kernels.tile(height, count, tile);
             };
             by_tiles(rows, kernels.rows, [&](std::size_t row, std::size_t height) {
                 std::int32_t* sums = all_sums + (blocks.count > 1 ? row * width : 0);
                 const std::uint8_t* a = x.codes + row * x.stride + from * kQuad;
-                const Tile tile{a, x.stride, b, padded * kStepBytes, padded, sums, width, block > 0, cuts};
+                const Tile tile{a,      x.stride,
+                                b,      padded * kStepBytes,
+                                padded, sums,
+                                width,  block > 0,
+                                cuts,   wide ? arrays.at(wide_slot) : nullptr};
                 if (row == 0) {
                     first_tile(height, tile);
                 } else {
@@ -180,7 +188,8 @@ void multiply(const Target& target, const Weights& weights, const CodeRows& x, s
 }
 
 void multiply(const Target& target, const Weights& weights, const CodeRows& x, Pool& pool, Sink& sink) {
-    const std::size_t wide = target.gemm->panels, groups = ceil_div(weights.panel_count(), wide);
+    const std::size_t wide = panels_of(*target.gemm, weights.coding().bits),
+                      groups = ceil_div(weights.panel_count(), wide);
     const std::size_t tasks = std::min(pool.threads(), groups);
     share(pool, tasks, [&](std::size_t task) {
         const std::size_t first = groups * task / tasks * wide, last = groups * (task + 1) / tasks * wide;

@@ -77,8 +77,7 @@ void tile(std::size_t rows, std::size_t panels, const Tile& tile) {
 }  // namespace
 
 const GemmKernels MREM_AMX_TABLE = {
-    "amx",           2 * kTileRows, 2,       192,           kTileQuads,    false,
-    unpack512,       tile,          nullptr, dequantize512, pack_keys_x86, pack_values_x86,
-    float_product512};
+    "amx", 2 * kTileRows, 2,       192,           kTileQuads,    false,           unpack512,       nullptr, 0,
+    0,     tile,          nullptr, dequantize512, pack_keys_x86, pack_values_x86, float_product512};
 
 }  // namespace mrem::runtime

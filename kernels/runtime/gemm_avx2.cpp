@@ -83,25 +83,29 @@ void tile_in_runs(const Tile& tile) {
     }
 }
 
-constexpr std::size_t kRows = 6;     // sums of so many rows stay in registers,
-constexpr std::size_t kTall = 12;    // and a tile has twice as many
-constexpr std::size_t kChunk = 128;  // quads that are widened at a time
+constexpr std::size_t kRows = 6;    // sums of so many rows stay in registers,
+constexpr std::size_t kTall = 12;   // and a tile has twice as many
+constexpr std::size_t kChunk = 64;  // quads that are widened at a time
 
-// Some quads of both operands as numbers of 16 bits: of each, inputs 0 and 2 and then inputs 1 and 3.
-struct Wide {
-    alignas(32) std::int16_t b[kChunk][2][2 * kPanel];
-    alignas(32) std::uint8_t a[kTall][2][kChunk * kQuad];
-
-    void take_b(const std::int8_t* from, std::size_t quads) {
-        for (std::size_t quad = 0; quad < quads; ++quad, from += kStepBytes) {
-            const __m256i w0 = load256(from), w1 = load256(from + 32);
-            store256(b[quad][0], _mm256_srai_epi16(_mm256_slli_epi16(w0, 8), 8));
-            store256(b[quad][0] + kPanel, _mm256_srai_epi16(_mm256_slli_epi16(w1, 8), 8));
-            store256(b[quad][1], _mm256_srai_epi16(w0, 8));
-            store256(b[quad][1] + kPanel, _mm256_srai_epi16(w1, 8));
-        }
+// Numbers of 16 bits: of each quad inputs 0 and 2, and then inputs 1 and 3.
+constexpr std::size_t kWideQuad = 4 * kPanel;
+void widen(const std::int8_t* b, std::size_t quads, std::int16_t* wide) {
+    for (std::size_t quad = 0; quad < quads; ++quad, b += kStepBytes, wide += kWideQuad) {
+        const __m256i w0 = load256(b), w1 = load256(b + 32);
+        store256(wide, _mm256_srai_epi16(_mm256_slli_epi16(w0, 8), 8));
+        store256(wide + kPanel, _mm256_srai_epi16(_mm256_slli_epi16(w1, 8), 8));
+        store256(wide + 2 * kPanel, _mm256_srai_epi16(w0, 8));
+        store256(wide + 3 * kPanel, _mm256_srai_epi16(w1, 8));
     }
-    void take_a(const std::uint8_t* from, std::size_t quads, std::size_t row) {
+}
+
+// The same of the left operand, row by row. Four bytes of each of several rows are read at a time: without the
+// padding they would be in the same bank of the cache, which takes a cycle for each.
+constexpr std::size_t kWideRow = kChunk * kQuad + 32;
+struct WideRows {
+    alignas(32) std::uint8_t a[kTall][2][kWideRow];
+
+    void take(const std::uint8_t* from, std::size_t quads, std::size_t row) {
         const __m256i low = _mm256_set1_epi16(255);
         for (std::size_t i = 0; i < quads * kQuad; i += 32) {
             const __m256i x = loadu256(from + i);
@@ -112,17 +116,16 @@ struct Wide {
 };
 
 template <int R>
-void tile_wide(const Wide& wide, std::size_t row, std::size_t quads, std::int32_t* sums,
-               std::size_t sums_stride, bool add) {
-    constexpr std::size_t kStride = sizeof wide.a[0];
+void tile_wide(const WideRows& rows, std::size_t row, const std::int16_t* b, std::size_t quads,
+               std::int32_t* sums, std::size_t sums_stride, bool add) {
+    constexpr std::size_t kStride = sizeof rows.a[0];
     __m256i acc[R][2];
     MREM_UNROLLED
     for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_si256();
-    const std::uint8_t* a = wide.a[row][0];
-    const std::int16_t* b = wide.b[0][0];
-    for (std::size_t quad = 0; quad < quads; ++quad, a += kQuad, b += 4 * kPanel) {
+    const std::uint8_t* a = rows.a[row][0];
+    for (std::size_t quad = 0; quad < quads; ++quad, a += kQuad, b += kWideQuad) {
         step32<R>(acc, a, kStride, b);
-        step32<R>(acc, a + kChunk * kQuad, kStride, b + 2 * kPanel);
+        step32<R>(acc, a + kWideRow, kStride, b + 2 * kPanel);
     }
     MREM_UNROLLED
     for (int r = 0; r < R; ++r, sums += sums_stride) {
@@ -132,42 +135,65 @@ void tile_wide(const Wide& wide, std::size_t row, std::size_t quads, std::int32_
 }
 
 using InRuns = void (*)(const Tile&);
-using Widened = void (*)(const Wide&, std::size_t, std::size_t, std::int32_t*, std::size_t, bool);
+using Widened = void (*)(const WideRows&, std::size_t, const std::int16_t*, std::size_t, std::int32_t*,
+                         std::size_t, bool);
 constexpr InRuns kInRuns[kRows] = {tile_in_runs<1>, tile_in_runs<2>, tile_in_runs<3>,
                                    tile_in_runs<4>, tile_in_runs<5>, tile_in_runs<6>};
 constexpr Widened kWidened[kRows] = {tile_wide<1>, tile_wide<2>, tile_wide<3>,
                                      tile_wide<4>, tile_wide<5>, tile_wide<6>};
 
-void tile(std::size_t rows, std::size_t, const Tile& tile) {
+void tile_in_16_bits(std::size_t rows, std::size_t panels, const Tile& tile) {
     const std::size_t upper = rows > kRows ? (rows + 1) / 2 : rows, lower = rows - upper;
-    if (tile.cuts != nullptr) {
-        kInRuns[upper - 1](tile);
-        if (lower == 0) return;
-        Tile rest = tile;
-        rest.a += upper * tile.a_stride;
-        rest.sums += upper * tile.sums_stride;
-        return kInRuns[lower - 1](rest);
-    }
-    Wide wide;
+    WideRows wide;
+    alignas(32) std::int16_t made[kChunk * kWideQuad];
     for (std::size_t first = 0; first < tile.quads; first += kChunk) {
         const std::size_t left = tile.quads - first, quads = left < kChunk ? left : kChunk;
         const bool add = tile.add || first > 0;
-        wide.take_b(tile.b + first * kStepBytes, quads);
         for (std::size_t row = 0; row < rows; ++row) {
-            wide.take_a(tile.a + row * tile.a_stride + first * kQuad, quads, row);
+            wide.take(tile.a + row * tile.a_stride + first * kQuad, quads, row);
         }
-        kWidened[upper - 1](wide, 0, quads, tile.sums, tile.sums_stride, add);
-        if (lower > 0) {
-            kWidened[lower - 1](wide, upper, quads, tile.sums + upper * tile.sums_stride, tile.sums_stride,
-                                add);
+        for (std::size_t panel = 0; panel < panels; ++panel) {
+            const std::size_t at = panel * tile.b_stride + first * kStepBytes;
+            if (tile.wide == nullptr) widen(tile.b + at, quads, made);
+            const std::int16_t* b = tile.wide != nullptr ? tile.wide + at : made;
+            std::int32_t* sums = tile.sums + panel * kPanel;
+            kWidened[upper - 1](wide, 0, b, quads, sums, tile.sums_stride, add);
+            if (lower > 0) {
+                kWidened[lower - 1](wide, upper, b, quads, sums + upper * tile.sums_stride, tile.sums_stride,
+                                    add);
+            }
         }
     }
 }
 
+void tile(std::size_t rows, std::size_t panels, const Tile& tile) {
+    if (tile.cuts == nullptr) return tile_in_16_bits(rows, panels, tile);
+    const std::size_t upper = rows > kRows ? (rows + 1) / 2 : rows, lower = rows - upper;
+    kInRuns[upper - 1](tile);
+    if (lower == 0) return;
+    Tile rest = tile;
+    rest.a += upper * tile.a_stride;
+    rest.sums += upper * tile.sums_stride;
+    kInRuns[lower - 1](rest);
+}
+
 }  // namespace
 
-const GemmKernels kAvx2Gemm = {
-    "avx2",          kTall,           1, 256, 1, true, unpack256, tile, nullptr, dequantize256, pack_keys_x86,
-    pack_values_x86, float_product256};
+const GemmKernels kAvx2Gemm = {"avx2",
+                               kTall,
+                               1,
+                               256,
+                               1,
+                               true,
+                               unpack256,
+                               widen,
+                               4,
+                               kChunk,
+                               tile,
+                               nullptr,
+                               dequantize256,
+                               pack_keys_x86,
+                               pack_values_x86,
+                               float_product256};
 
 }  // namespace mrem::runtime

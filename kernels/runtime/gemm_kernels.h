@@ -38,6 +38,7 @@ struct Tile {
     std::size_t sums_stride;
     bool add;                  // to what `sums` holds
     const std::uint8_t* cuts;  // lengths of runs, in quads, whose sums fit into 16 bits; or null (proof.h)
+    const std::int16_t* wide;  // what GemmKernels::widen made of b, with the same distances; or null
 };
 
 // The weights of a tile as they are stored: panels of packed bytes, `stride` apart.
@@ -54,10 +55,15 @@ struct GemmKernels {
     std::size_t rows, panels;  // the largest tile
     std::size_t depth;         // most quads of a block that stays in the first cache, a multiple of 16
     std::size_t quads;         // above 16, the number of quads is a multiple of this
-    bool cuts;                 // uses runs with 16-bit sums, if it is given any
+    bool cuts;                 // uses runs with 16-bit sums, if it is given any, for a tile of one panel
 
     // `steps` steps of one panel of packed weights to signed bytes.
     void (*unpack)(const std::uint8_t* packed, std::size_t steps, const Coding& coding, std::int8_t* b);
+
+    // A target that multiplies bytes only where such runs are: other weights, of 8 bits, and the operands of
+    // attention are widened to 16 bits once for all tiles. Null: no target for which that would help.
+    void (*widen)(const std::int8_t* b, std::size_t quads, std::int16_t* wide);
+    std::size_t wide_panels, wide_depth;  // the largest tile and block then
 
     // 1 <= rows and panels, up to the largest.
     void (*tile)(std::size_t rows, std::size_t panels, const Tile& tile);

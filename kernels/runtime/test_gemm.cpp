@@ -108,7 +108,7 @@ void check_runs_too_long(const Target& target) {
         Buffer<std::int32_t> sums(target.gemm->rows * kPanel);
         target.gemm->tile(target.gemm->rows, 1,
                           {x.rows().codes, x.rows().stride, b.data(), quads * kStepBytes, quads, sums.data(),
-                           kPanel, false, lengths.data()});
+                           kPanel, false, lengths.data(), nullptr});
         return sums.data()[5] == static_cast<std::int32_t>(quads * 4 * 7 * 255);
     };
     check(right(runs), "proved runs", target, w, 1);

@@ -38,7 +38,7 @@ Blocks blocks_of(const GemmKernels& kernels, std::size_t inputs, int bits) {
     // A multiple of 4, 2 and 1 fields, and of 32 bytes of activations, which kernels read at a time.
     const std::size_t unit = kernels.quads > 8 ? kernels.quads : 8;
     const std::size_t quads = steps(inputs, bits) * fields(bits);
-    const std::size_t count = ceil_div(quads, kernels.depth);
+    const std::size_t count = ceil_div(quads, widened(kernels, bits) ? kernels.wide_depth : kernels.depth);
     return {count, round_up(ceil_div(quads, count), unit)};
 }
 
@@ -52,7 +52,7 @@ Weights::Weights(const Target& target, const Weight& weight, const Grid& x) : we
     const Blocks blocks = blocks_of(kernels, weight.in, bits);
     columns_.assign(all_panels, Columns{});
     cuts_ = Cuts{};
-    bool proved = kernels.cuts;
+    bool proved = kernels.cuts && !widened(kernels, bits);
 
     Buffer<std::int8_t> unpacked(blocks.quads * kStepBytes);
     for (std::size_t p = 0; p < all_panels; ++p) {

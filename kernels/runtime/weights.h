@@ -26,6 +26,12 @@ struct Blocks {
 };
 Blocks blocks_of(const GemmKernels& kernels, std::size_t inputs, int bits);
 
+// Whether weights are widened to 16 bits (GemmKernels::widen), and the panels of a tile.
+inline bool widened(const GemmKernels& kernels, int bits) { return bits == 8 && kernels.widen != nullptr; }
+inline std::size_t panels_of(const GemmKernels& kernels, int bits) {
+    return widened(kernels, bits) ? kernels.wide_panels : kernels.panels;
+}
+
 class Weights {
   public:
     Weights() = default;
