@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.outside import shown
-from mrem_deploy.data.cells import texts_in
+from mrem_deploy.data.cells import is_missing, texts_in
 from mrem_deploy.data.table_files import Naming, Table, Wanted, listing, read_table
 
 CORPUS, QUERIES, QRELS = "corpus.jsonl", "queries.jsonl", "qrels"
@@ -83,7 +83,10 @@ def _named(path: Path) -> Named:
             "Remove the copies.",
         )
     bodies = texts_in(table, "text")
-    titles = [cell or "" for cell in table.columns.get("title") or [""] * len(ids)]
+    titles = [""] * len(ids)
+    if "title" in table.columns:
+        cells = ["" if is_missing(cell) else cell for cell in table.columns["title"]]
+        titles = texts_in(replace(table, columns={**table.columns, "title": cells}), "title")
     texts = [f"{title} {text}".strip() for title, text in zip(titles, bodies, strict=True)]  # as BEIR does
     empty = [name for name, text in zip(ids, texts, strict=True) if not text]
     if empty:

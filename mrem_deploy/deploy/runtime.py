@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.options import MOST_THREADS
 from mrem_deploy.base.outside import shown
 from mrem_deploy.deploy import own_runtime, providers
 from mrem_deploy.deploy.optimizers import check_optimizers
@@ -78,6 +79,11 @@ def open_session(
     if isinstance(model, Path) and not model.is_file():
         raise UserError(f"there is no ONNX model {model}", f"write it first: {_export_command(model.parent)}")
     check_optimizers(disabled_optimizers)
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 0 <= threads <= MOST_THREADS:
+        raise UserError(
+            f"threads must be a whole number from 0 to {MOST_THREADS}; got {shown(threads)}",
+            "0 leaves the number to onnxruntime",
+        )
     options = onnxruntime.SessionOptions() if options is None else options
     if threads:
         options.intra_op_num_threads = threads

@@ -13,9 +13,11 @@ from tqdm.auto import trange
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.outside import path_of
 from mrem_deploy.deploy import runtime
+from mrem_deploy.export.origin import origin_of
 from mrem_deploy.models import gate
 from mrem_deploy.models.loading import load_tokenizer
 from mrem_deploy.models.sentence_files import SentenceFiles, sentence_files
+from mrem_deploy.quant.artifact import check_all_but_tensors
 
 PROFILE = "ort-cpu"
 # Architectures whose positions begin after the padding index.
@@ -47,6 +49,7 @@ class TextModel:
         self.folder = path_of("the result folder", folder)
         self._config = gate.read_result_config(self.folder) if self.folder.is_dir() else {}
         path = _file_of(self.folder, profile, model_file)
+        _check_digests(self.folder, path, named=model_file is not None)
         self.files: SentenceFiles = sentence_files(self.folder)
         if self.files.files and self.files.kind != kind:
             raise UserError(
@@ -150,6 +153,30 @@ def _positions(config: Mapping[str, Any]) -> int:
         return 10**9
     offset = int(config.get("pad_token_id") or 0) + 1 if config["model_type"] in OFFSET_POSITIONS else 0
     return most - offset
+
+
+def _check_digests(folder: Path, path: Path, named: bool) -> None:
+    """Refuse a result, and an ONNX file of it, that is not as it was written.
+
+    A file that the caller has `named` may be without digests, as other tools write it.
+    """
+    written = check_all_but_tensors(folder)
+    origin = origin_of(path)
+    if origin.changed is None and written is not None and not named:
+        raise UserError(
+            f"{path} lacks the digests with which it was exported",
+            f"export it again: mrem export {folder}; or name a file of another tool: model_file=…",
+        )
+    if origin.changed:
+        raise UserError(
+            f"{path} has changed since it was exported",
+            f"copy it again, or export it again: mrem export {folder}",
+        )
+    if written is not None and origin.result not in (None, written):
+        raise UserError(
+            f"{path} was exported from another result than the one in {folder}",
+            f"export it again: mrem export {folder}",
+        )
 
 
 def _file_of(folder: Path, profile: str, model_file: str | None) -> Path:

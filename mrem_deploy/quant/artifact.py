@@ -12,7 +12,7 @@ of earlier releases have no digests; their content is checked all the same (inte
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ class Stored:
 
 def result_digest(manifest: Mapping[str, Any], lines: Mapping[str, str]) -> str:
     """Names a frozen model: its tensors and what the manifest says about them. ONNX files carry it."""
-    kept = {key: manifest[key] for key in ("head", "weights", "steps")}
+    kept = {key: manifest.get(key) for key in ("head", "weights", "steps")}
     return digests.of_content({**kept, "tensors": dict(lines)})
 
 
@@ -116,45 +116,88 @@ def read(folder: Path) -> Stored:
     tensors, findings = _read_tensors(folder / TENSORS)
     config_data = read_bytes(folder / CONFIG, COPY_AGAIN)
     written = manifest.get(DIGESTS)
+    if DIGESTS in manifest:
+        findings += _changed(folder, data, config_data, written)
     if isinstance(written, dict):
-        findings += _changed(data, config_data, tensors, written)
-        findings += _changed_tokenizer(folder, written.get("tokenizer", {}))
-        findings += _changed_beside(folder, written.get("beside", {}))
-    elif DIGESTS in manifest:
-        findings.append(f"{DIGESTS} in {MANIFEST} is not a table")
+        findings += _changed_tensors(tensors, written.get("tensors"))
     findings += [f"{MANIFEST} has an unknown key {key!r}" for key in manifest if key not in KEYS]
     config = _config(config_data, folder, (folder / TENSORS).stat().st_size)
     return Stored(Artifact(manifest, tensors, config), tuple(findings), DIGESTS in manifest)
 
 
+def refuse_damaged(folder: Path, findings: Sequence[str]) -> None:
+    """A UserError that names the first findings, if there are any."""
+    if findings:
+        more = f" (and {len(findings) - 3} more)" if len(findings) > 3 else ""
+        raise UserError(
+            f"{folder} is damaged: {'; '.join(findings[:3])}{more}",
+            "copy the entire result folder again, or quantize again; `mrem verify` lists all findings",
+        )
+
+
+def check_all_but_tensors(folder: Path) -> str | None:
+    """Refuse a result whose config, tokenizer or modules have changed: for those who run its ONNX files.
+
+    Returns the digest that these files carry; None in a folder without a manifest, to which somebody copied
+    what onnxruntime needs, and in one of an earlier release.
+    """
+    if not (folder / MANIFEST).is_file():
+        return None
+    data, config_data = (
+        read_bytes(gate.existing(folder / name, COPY_AGAIN), COPY_AGAIN) for name in (MANIFEST, CONFIG)
+    )
+    manifest = parse_object(data, folder / MANIFEST, COPY_AGAIN)
+    _check_format(manifest, folder / MANIFEST)
+    if DIGESTS not in manifest:
+        return None
+    findings = _changed(folder, data, config_data, manifest[DIGESTS], complete=True)
+    lines = {} if findings else manifest[DIGESTS].get("tensors")
+    if not isinstance(lines, dict):
+        findings.append(f"{MANIFEST} has no digests of tensors")
+    refuse_damaged(folder, findings)
+    return result_digest(manifest, lines)
+
+
 def _changed(
-    data: bytes, config_data: bytes, tensors: Mapping[str, torch.Tensor], written: Mapping[str, Any]
+    folder: Path, data: bytes, config_data: bytes, written: Any, complete: bool = False
 ) -> list[str]:
-    """What is not as it was written, by the digests in the manifest."""
+    """What is not as it was written, by the digests in the manifest: everything but the tensors.
+
+    A model can be used without its tokenizer, unless the folder must be `complete`.
+    """
+    if not isinstance(written, dict):
+        return [f"{DIGESTS} in {MANIFEST} is not a table"]
     found = []
     if not digests.is_sealed(data, PLACE, str(written.get("manifest"))):
         found.append(f"{MANIFEST} has changed since it was written")
     if written.get("config") != digests.of_bytes(config_data):
         found.append(f"{CONFIG} has changed since it was written")
-    lines = written.get("tensors")
+    found += _changed_tokenizer(folder, written.get("tokenizer", {}), complete)
+    return found + _changed_beside(folder, written.get("beside", {}))
+
+
+def _changed_tensors(tensors: Mapping[str, torch.Tensor], lines: Any) -> list[str]:
     if not isinstance(lines, dict):
-        return [*found, f"{MANIFEST} has no digests of tensors"]
-    return found + digests.differences(tensors, lines)
+        return [f"{MANIFEST} has no digests of tensors"]
+    return digests.differences(tensors, lines)
 
 
-def _changed_tokenizer(folder: Path, written: Any) -> list[str]:
-    """Files of the tokenizer that have changed. They may be gone: a model can be used without them."""
+def _changed_tokenizer(folder: Path, written: Any, complete: bool) -> list[str]:
+    """Files of the tokenizer that have changed or, if it is to be complete, are gone."""
     if not isinstance(written, dict):
         return [f"{MANIFEST} has no digests of the tokenizer's files"]
     found = []
     for name, digest in written.items():
         path = folder / Path(name).name
         try:
-            changed = path.is_file() and digests.of_bytes(path.read_bytes()) != digest
+            there = path.is_file()
+            changed = there and digests.of_bytes(path.read_bytes()) != digest
         except (OSError, ValueError):  # ValueError: a null character in the name
-            changed = True
+            there, changed = True, True
         if changed:
             found.append(f"{path.name} has changed since it was written")
+        elif complete and not there:
+            found.append(f"{path.name} is missing")
     return found
 
 

@@ -99,12 +99,8 @@ class FrozenModel:
     def read(cls, folder: str | Path) -> FrozenModel:
         """The frozen model in a result folder; a UserError if the folder is not one, or is damaged."""
         found = inspect(Path(folder))
-        if found.frozen is None or found.findings:
-            more = f" (and {len(found.findings) - 3} more)" if len(found.findings) > 3 else ""
-            raise UserError(
-                f"{folder} is damaged: {'; '.join(found.findings[:3])}{more}",
-                "copy the entire result folder again, or quantize again; `mrem verify` lists all findings",
-            )
+        artifact.refuse_damaged(Path(folder), found.findings)
+        assert found.frozen is not None, "without findings there is a model"
         return found.frozen
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import mrem_deploy
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.progress import say
+from mrem_deploy.models import gate
 from mrem_deploy.models.sentence_files import SentenceFiles, sentence_files
 from mrem_deploy.models.sentence_head import Normalize
 
@@ -84,13 +87,22 @@ def reads_pairs(recipe: Recipe | None) -> bool:
 
 
 def recipe_of(folder: Path) -> Recipe | None:
-    """The recipe of a result; None if it has none that can be read."""
+    """The recipe of a result; None if it has none that can be read. Says so if it has changed."""
     from mrem_deploy.recipe import from_yaml, make_recipe
     from mrem_deploy.result import RECIPE
+    from mrem_deploy.result.recipe_file import recipe_has_changed
 
+    path = folder / RECIPE
+    if not os.path.lexists(path):
+        return None
+    recipe = None
     with suppress(UserError, OSError):
-        return make_recipe(from_yaml(folder / RECIPE))
-    return None
+        recipe = make_recipe(from_yaml(gate.inside(folder, RECIPE)))
+    if recipe is None:
+        say(f"{path} cannot be read: it has changed since it was written; the page does without it")
+    elif recipe_has_changed(path):
+        say(f"{path} has changed since it was written; the page takes the length of texts from it")
+    return recipe
 
 
 def read_texts(path: Path, pair: bool) -> list[list[str]]:

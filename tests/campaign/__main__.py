@@ -139,7 +139,7 @@ class Campaign:
 
     def _prepare(self, kinds: set[str]) -> None:
         """Import everything and make what the cases share."""
-        from tests.campaign import damage, workshop
+        from tests.campaign import damage, jobs, workshop
 
         workshop.single_threaded()
         self._say("importing what the commands import")
@@ -150,12 +150,16 @@ class Campaign:
         if not modules.exists():
             workshop.record_imports(self.shop, modules)
             workshop.prepare_imports(modules)
-        needed = set(workshop.ALONE) if kinds & {"kill", "signal", "disk"} else set()
-        needed |= set(workshop.CREWS) if kinds & {"crew", "signal"} else set()
+        needed = set(jobs.ALONE) if kinds & {"kill", "signal", "disk"} else set()
+        needed |= set(jobs.CREWS) if kinds & {"crew", "signal"} else set()
         needed |= {*damage.RESULTS, *damage.INTERRUPTED} if "damage" in kinds else set()
         needed |= {"ptq"} if "option" in kinds else set()
+        for more in ("older", "result"):
+            needed |= {getattr(jobs.JOBS[name], more) for name in needed} - {""}
         self._say(f"undisturbed runs: {', '.join(sorted(needed))}")
-        self._each(self.shop.baseline, needed)
+        readers = {name for name in needed if jobs.JOBS[name].result}
+        self._each(self.shop.baseline, needed - readers)
+        self._each(self.shop.baseline, readers)
         if "damage" in kinds:
             self._say(f"undamaged results and interrupted runs: {', '.join(damage.INTERRUPTED)}")
             self._each(self.shop.checkpoints, set(damage.INTERRUPTED))

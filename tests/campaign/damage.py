@@ -9,18 +9,23 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tests.campaign import forked, judge
+from tests.campaign import forked, judge, serving
 from tests.campaign.cases import LEFTOVER, SILENT, Outcome
 from tests.campaign.forked import Ended, Place
+from tests.campaign.jobs import JOBS, OUT
 from tests.campaign.mutations import files_in, mutate, same_content
-from tests.campaign.workshop import JOBS, OUT, Workshop, check_result, copy_tree, run_command
+from tests.campaign.workshop import Workshop, check_result, copy_tree, run_command
 
-READERS = {"load": 50, "verify": 22, "export": 12, "resume": 10, "validate": 5, "latency": 1}  # percent
-RESULTS = ("mrem-s-onnx", "ptq")
+READERS = {  # percent
+    **{"load": 40, "verify": 20, "export": 9, "resume": 9, "validate": 6, "latency": 1},
+    **{"serve": 6, "session": 4, "source": 3, "page": 2},
+}
+RESULTS = ("mrem-s-onnx", "ptq", "mrem-cpu", "embedder", "reranker")
 INTERRUPTED = ("mrem-s", "mrem-s-auto", "rem", "qat", "finetune", "mrem-p-lock-step")
 SEALED = "recipe.yaml"  # has a digest, but does not decide the model
 MODEL = ("mrem.json", "mrem.safetensors", "config.json")  # what decides the model
-VALIDATED = "model.onnx"  # by `mrem validate` without options
+PROFILES = {"mrem-cpu": "mrem-cpu"}  # that `mrem validate` is asked for; ort-cpu elsewhere
+VALIDATED = {"mrem-cpu": serving.RUNTIME_FILE}  # model.onnx elsewhere
 QUICK = "--quick --rounds 1 --warmup 1 --loads 1 --shapes 1x8 --threads 1 --device cpu"
 
 
@@ -28,6 +33,9 @@ def damage(shop: Workshop, place: Place, draw: random.Random, outcome: Outcome) 
     reader = draw.choices(list(READERS), list(READERS.values()))[0]
     if reader == "resume" or (reader == "verify" and draw.random() < 0.3):
         _checkpoints(shop, place, draw, outcome, reader)
+        return
+    if reader in ("serve", "session", "source", "page"):
+        getattr(serving, reader)(shop, place, draw, outcome)
         return
     name = draw.choice(RESULTS)
     original = shop.baseline(name).folder
@@ -44,15 +52,21 @@ def _targets(original: Path, reader: str, draw: random.Random) -> list[str]:
     """Mostly what decides the model. Every reader must also live with damage to the other files."""
     onnx = [path.name for path in original.glob("*.onnx")]
     if reader == "latency":
-        return list(MODEL)
+        return decide(original)
     if draw.random() < 0.15:
         return [name for name in files_in(original) if not name.endswith((".png", ".html", ".svg"))]
-    return [*MODEL, *(onnx if reader in ("verify", "validate") else [])]
+    return [*decide(original), *(onnx if reader in ("verify", "validate") else [])]
+
+
+def decide(original: Path) -> list[str]:
+    """The files that decide what a result computes: those of sentence-transformers are among them."""
+    manifest = json.loads((original / "mrem.json").read_text(encoding="utf-8"))
+    return [*MODEL, *manifest["digests"].get("beside", {})]
 
 
 def _unchanged(original: Path, folder: Path, also_others: bool = False) -> bool:
     """also_others: what has a digest without deciding the model. A result may be without a recipe."""
-    names = list(MODEL)
+    names = decide(original)
     if also_others:
         names += [path.name for path in original.glob("*.onnx")]
         names += [SEALED] if (folder / SEALED).exists() else []
@@ -107,7 +121,7 @@ def _load(shop: Workshop, original: Path, folder: Path, place: Place, outcome: O
     ended = load_in_child(folder, place)
     if not _ended(outcome, ended):
         return
-    if ended.out.strip() != _remembered(shop, f"load-{original.parent.parent.name}"):
+    if ended.out.strip() != shop.remembered(f"load-{original.parent.parent.name}"):
         outcome.blame(SILENT, "another model is loaded")
 
 
@@ -118,7 +132,7 @@ def _export(shop: Workshop, original: Path, folder: Path, place: Place, outcome:
         if written.exists():
             outcome.blame(LEFTOVER, "a refused export has left its file")
         return
-    if graph_digest(written) != _remembered(shop, f"export-{original.parent.parent.name}"):
+    if graph_digest(written) != shop.remembered(f"export-{original.parent.parent.name}"):
         outcome.blame(SILENT, "another model is exported")
 
 
@@ -133,23 +147,34 @@ def _verify(shop: Workshop, original: Path, folder: Path, place: Place, outcome:
 
 def _validate(shop: Workshop, original: Path, folder: Path, place: Place, outcome: Outcome) -> None:
     (folder / "validation.json").unlink(missing_ok=True)
-    ended = run_command(["validate", str(folder), "--max-drop", "100", "--threads", "1"], place)
+    name = original.parent.parent.name
+    ended = run_command(validating(name, folder), place)
     if not _ended(outcome, ended, (judge.DONE, judge.FAILED, judge.REFUSED)):
         return
     found = findings(folder)
-    expected = json.loads(_remembered(shop, f"validate-{original.parent.parent.name}"))
+    expected = json.loads(shop.remembered(f"validate-{name}"))
+    file = VALIDATED.get(name, "model.onnx")
     if set(found["remarks"]) - set(expected["remarks"]):
         outcome.result = "said"  # that something is not as it was
-    elif not same_content(original / VALIDATED, folder / VALIDATED):
+    elif not same_content(original / file, folder / file):
         outcome.blame(SILENT, "another ONNX file is validated without a word")
     elif found != expected:
         outcome.blame(SILENT, "other numbers are reported")
 
 
 def _latency(shop: Workshop, original: Path, folder: Path, place: Place, outcome: Outcome) -> None:
-    ended = run_command(["benchmark", "latency", str(folder), *QUICK.split()], place)
+    command = f"batches --sentences 8 --batch-size 4 --repeats 1 --out {place.work}/figures"
+    if original.parent.parent.name != "embedder":
+        command = f"latency {QUICK}"
+    what, *options = command.split()
+    ended = run_command(["benchmark", what, str(folder), *options], place)
     if _ended(outcome, ended) and not _unchanged(original, folder):
         outcome.blame(SILENT, "a damaged model is timed")
+
+
+def validating(name: str, folder: Path) -> list[str]:
+    options = ["--max-drop", "100", "--threads", "1", "--profile", PROFILES.get(name, "ort-cpu")]
+    return ["validate", str(folder), *options]
 
 
 def graph_digest(path: Path) -> str:
@@ -167,10 +192,6 @@ def findings(folder: Path) -> Any:
     return json.loads(json.dumps(found))
 
 
-def _remembered(shop: Workshop, what: str) -> str:
-    return (shop.root / f"{what}.txt").read_text(encoding="utf-8")
-
-
 def remember(shop: Workshop, name: str) -> None:
     """What the readers make of an undamaged result."""
     if (shop.root / f"validate-{name}.txt").exists():
@@ -181,14 +202,15 @@ def remember(shop: Workshop, name: str) -> None:
     loaded = load_in_child(folder, place)
     written = place.work / "exported.onnx"
     exported = run_command(["export", str(folder), "--out", str(written)], place)
-    options = ["--max-drop", "100", "--threads", "1"]
-    validated = run_command(["validate", str(folder), *options], place)
+    validated = run_command(validating(name, folder), place)
     for ended in (loaded, exported, validated):
         if ended.code != 0:
             raise RuntimeError(f"the undamaged {name} is refused:\n{ended.text[-4000:]}")
-    (shop.root / f"load-{name}.txt").write_text(loaded.out.strip(), encoding="utf-8")
-    (shop.root / f"export-{name}.txt").write_text(graph_digest(written), encoding="utf-8")
-    (shop.root / f"validate-{name}.txt").write_text(json.dumps(findings(folder)), encoding="utf-8")
+    shop.remember(f"load-{name}", loaded.out.strip())
+    shop.remember(f"export-{name}", graph_digest(written))
+    if name in ("embedder", "reranker", "ptq"):
+        serving.remember(shop, name)
+    shop.remember(f"validate-{name}", json.dumps(findings(folder)))
     shutil.rmtree(place.root)
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from tests.campaign import judge
 from tests.campaign.cases import LEFTOVER, MESSAGE, SILENT, Outcome
 from tests.campaign.forked import Ended, Place
-from tests.campaign.workshop import ALONE, OUT, Baseline, Workshop, check_result, copy_tree, run_command
+from tests.campaign.jobs import ALONE, OUT
+from tests.campaign.workshop import Baseline, Workshop, check_result, copy_tree, run_command
 from tests.campaign.writes import Writes
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000  # <sched.h>
@@ -29,8 +30,8 @@ def fill(shop: Workshop, place: Place, draw: random.Random, outcome: Outcome) ->
     tiny = draw.random() < 0.6 and private_mounts()
     if tiny:
         mount(place.work, LARGE)
-    if baseline.job.verb == "quantize" and draw.random() < 0.25:
-        earlier = shop.baseline("ptq" if baseline.job.name != "ptq" else "mrem-s").folder
+    if baseline.job.older and draw.random() < 0.25:
+        earlier = shop.baseline(baseline.job.older).folder
     ended = _on_tiny_disk(shop, baseline, place, earlier, draw, outcome) if tiny else None
     if ended is None:
         ended = _failing_write(shop, baseline, place, earlier, draw, outcome)

@@ -12,7 +12,10 @@ def change_graph(path: Path, draw: random.Random) -> str:
     import onnx
 
     model = onnx.load(path, load_external_data=False)
-    change = draw.choice((_tensor, _tensor, _place, _node, _value, _about))
+    changes = [_tensor, _tensor, _place, _node, _value, _about]
+    if model.functions:  # a file for the CPU runtime
+        changes += [_attribute, _attribute, _function, _function]
+    change = draw.choice(changes)
     done = change(model, draw)
     if draw.random() < 0.5:
         kept = [entry for entry in model.metadata_props if not entry.key.endswith(("digest", "sha256"))]
@@ -66,6 +69,47 @@ def _node(model: Any, draw: random.Random) -> str:
     else:
         model.graph.node.append(node)
     return f"the node {node.name!r}: {how}"
+
+
+def _attribute(model: Any, draw: random.Random) -> str:
+    """What an operator of the CPU runtime is told: bits, scales, zero points, sizes, the format."""
+    node = draw.choice([node for node in model.graph.node if node.domain and node.attribute])
+    attribute = draw.choice(list(node.attribute))
+    if draw.random() < 0.2:
+        node.attribute.remove(attribute)
+        return f"{node.op_type} has no {attribute.name}"
+    if attribute.type == 1:
+        attribute.f = draw.choice((0.0, -1.0, float("nan"), float("inf"), 1e-40, 1e38, attribute.f * 2))
+    elif attribute.type == 2:
+        attribute.i = draw.choice((0, -1, 1, 3, 7, 255, 2**31, -(2**63), attribute.i + 1))
+    else:
+        attribute.type, attribute.i = 2, 1
+    return f"{node.op_type} has another {attribute.name}"
+
+
+def _function(model: Any, draw: random.Random) -> str:
+    """What stands for an operator of the CPU runtime where that is not installed."""
+    function = draw.choice(list(model.functions))
+    how = draw.choice(("dropped", "no node", "kind", "input", "overload", "output", "opset", "itself"))
+    if how == "dropped":
+        model.functions.remove(function)
+    elif how == "no node":
+        function.node.remove(draw.choice(list(function.node)))
+    elif how == "kind":
+        draw.choice(list(function.node)).op_type = draw.choice(("Identity", "Relu", "Loop", "x" * 5000))
+    elif how == "input":
+        node = draw.choice([node for node in function.node if node.input])
+        node.input[0] = draw.choice(("", "nowhere", *function.input))
+    elif how == "overload":
+        function.overload = draw.choice(("x", "0", function.name))
+    elif how == "output":
+        function.output[0] = draw.choice(("nowhere", *function.input))
+    elif how == "opset":
+        del function.opset_import[:]
+    else:
+        node = draw.choice(list(function.node))
+        node.op_type, node.domain = function.name, function.domain
+    return f"the function {function.name}: {how}"
 
 
 def _value(model: Any, draw: random.Random) -> str:

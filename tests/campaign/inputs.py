@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from tests.campaign import forked, judge
 from tests.campaign.cases import SILENT, Outcome
 from tests.campaign.forked import Place
-from tests.campaign.workshop import OUT, Workshop, run_command
+from tests.campaign.jobs import OUT, TASKS
+from tests.campaign.workshop import Workshop, run_command
 
 ROWS = [("the film was good", "0"), ("a dull plot", "1"), ("very fine", "0"), ("the actor was poor", "1")] * 4
 ODD_VALUES: tuple[Any, ...] = (
@@ -26,10 +27,16 @@ WALL = 90.0  # seconds: reading a few rows
 
 def hostile(shop: Workshop, place: Place, draw: random.Random, outcome: Outcome) -> None:
     """Read a hostile file as the data of a task, alone or as a part of a plan."""
-    make = draw.choice((table, table, lines, lines, one_json, squad, conll, odd_place))
+    make = draw.choice((table, table, lines, lines, one_json, squad, conll, odd_place, *[collection] * 2))
     task, path, options, words, wrong = make(place.work, draw)
     outcome.what = f"{task}, {words}"
-    head = {"squad": "squad", "token-classification": "token-classification"}.get(task, "text-classification")
+    if task == "squad" and draw.random() < 0.3:
+        ended = run_command(["beir", path, "--out", str(place.work / OUT)], place, wall=WALL)
+        outcome.what = f"beir of {outcome.what}"
+        if judge.check_end(outcome, ended, (judge.DONE, judge.REFUSED)):
+            outcome.result = "refused" if ended.code else "made"
+        return
+    head = task if task in TASKS else "text-classification"
     if draw.random() < 0.3:
         places = [
             "--model",
@@ -66,7 +73,8 @@ def rows_command(argv: list[str] | None) -> int:
     )
     data = open_task(task, path, columns, given.get("--eval-data"))
     for texts in (data.train(), *data.evaluation().values()):
-        for text in (*texts.first, *(texts.second or ())):
+        found = getattr(texts, "corpus", None)
+        for text in (*texts.first, *(texts.second or ()), *(found.texts if found is not None else ())):
             if not isinstance(text, str) or text.encode("utf-8", "replace").decode() != text:
                 print(f"not text: {text!r}"[:300])
         print(f"{len(texts)} rows")
@@ -297,6 +305,58 @@ def odd_place(folder: Path, draw: random.Random) -> Made:
         if len(path.name) < 255:
             path.write_bytes(good)
     return Made("text-classification", str(path), ["--eval-data", str(path)], f"{how}: {path.name[:40]!r}")
+
+
+def collection(folder: Path, draw: random.Random) -> Made:
+    """A retrieval set in BEIR's layout with one hostile row, file or name."""
+    task = draw.choice(("retrieval", "reranking"))
+    rows = {
+        "corpus": [{"_id": f"d{i}", "title": "", "text": text} for i, (text, _) in enumerate(ROWS)],
+        "queries": [{"_id": f"q{i}", "text": text} for i, (text, _) in enumerate(ROWS[:6])],
+        "train": [{"query": one, "passage": one, "label": int(label)} for one, label in ROWS],
+    }
+    judged: list[list[Any]] = [["query-id", "corpus-id", "score"], *([f"q{i}", f"d{i}", 1] for i in range(6))]
+    name, how = draw.choice(tuple(rows)), draw.choice(("value", "key", "twice", "row", "empty", "file"))
+    place, wrong = draw.randrange(len(rows[name])), False
+    if draw.random() < 0.35:
+        name, how = "qrels", draw.choice(("value", "fields", "header", "twice", "empty", "huge"))
+        spot = judged[1 + place % 6]
+        if how == "value":
+            spot[draw.randrange(3)] = str(draw.choice(ODD_VALUES[:2] + ODD_VALUES[8:20])).replace(
+                "\ud800", "?"
+            )
+        elif how == "fields":
+            spot[draw.randrange(3) :] = ["x"] * draw.choice((0, 1, 3000))
+        elif how == "huge":
+            spot[2] = draw.choice(("1e400", "-1e400", "nan", "9" * 6000, "0x10", "1_0"))
+        else:
+            judged = {"header": judged[1:], "twice": judged + judged[1:], "empty": judged[:1]}[how]
+    elif how == "value":
+        key = draw.choice(sorted(rows[name][place]))
+        rows[name][place][key] = value = draw.choice(ODD_VALUES)
+        wrong = isinstance(value, list | dict) and name != "train"
+        how = f"{key} is {str(value)[:20]!r}" if not isinstance(value, int) else f"{key} is a number"
+    elif how == "key":
+        rows[name][place] = draw.choice(
+            ({}, {"": 1}, {"_id": "d0"}, {"text": "a"}, {"id": "d1", "text": "a"})
+        )
+    elif how == "twice":
+        rows[name] += [dict(rows[name][place], text="another")]
+    elif how == "row":
+        rows[name][place] = draw.choice(ODD_VALUES)
+    elif how == "empty":
+        rows[name] = []
+    (folder / "qrels").mkdir()
+    table = "\n".join("\t".join(map(str, row)) for row in judged) + "\n"
+    (folder / "qrels" / "test.tsv").write_text(table, encoding="utf-8")
+    for file, content in rows.items():
+        data = "\n".join(map(dumped, content)).encode("utf-8", "surrogatepass")
+        if file == name and how == "file":
+            data, how = _spoil_bytes(data, draw)
+            how = f"bytes{how}"
+            wrong = False
+        (folder / f"{file}.jsonl").write_bytes(data)
+    return Made(task, str(folder), [], f"{name}: {how}", wrong)
 
 
 def dumped(value: Any) -> str:

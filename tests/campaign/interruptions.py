@@ -16,17 +16,8 @@ from pathlib import Path
 from tests.campaign import forked, judge
 from tests.campaign.cases import HANG, LEFTOVER, MESSAGE, SILENT, Outcome
 from tests.campaign.forked import Ended, Place, Running
-from tests.campaign.workshop import (
-    ALONE,
-    CREWS,
-    OUT,
-    Baseline,
-    Workshop,
-    check_result,
-    copy_tree,
-    run_command,
-    stages_in,
-)
+from tests.campaign.jobs import ALONE, CREWS, OUT
+from tests.campaign.workshop import Baseline, Workshop, check_result, copy_tree, run_command, stages_in
 from tests.campaign.writes import Writes
 
 TRIES = 4  # a run may be over before it is disturbed; then the moment is chosen earlier
@@ -226,23 +217,23 @@ def _clear(place: Place) -> None:
 
 def _earlier_result(shop: Workshop, place: Place, draw: random.Random, baseline: Baseline) -> Path | None:
     """In one of four cases the run replaces an older result, which must stay complete until then."""
-    if draw.random() > 0.25 or baseline.job.verb != "quantize":
+    if draw.random() > 0.25 or not baseline.job.older:
         return None
-    older = shop.baseline("ptq" if baseline.job.name != "ptq" else "mrem-s").folder
+    older = shop.baseline(baseline.job.older).folder
     copy_tree(older, place.work / OUT)
     return older
 
 
 def _check_place(outcome: Outcome, place: Place, earlier: Path | None, baseline: Baseline) -> None:
     """After a kill the result is the older one, or complete, or not there."""
-    tensors = place.work / OUT / ("finetune.json" if baseline.job.verb == "finetune" else "mrem.safetensors")
+    marker = place.work / OUT / baseline.job.marker
     if not (place.work / OUT).exists():
         if earlier is not None and not list(place.work.glob(f".{OUT}.old-*")):
             outcome.blame(SILENT, "the older result is gone")
         return
-    if earlier is not None and tensors.read_bytes() == (earlier / tensors.name).read_bytes():
+    if earlier is not None and marker.read_bytes() == (earlier / marker.name).read_bytes():
         names = sorted(path.name for path in earlier.iterdir())
-        if sorted(path.name for path in tensors.parent.iterdir()) != names:
+        if sorted(path.name for path in marker.parent.iterdir()) != names:
             outcome.blame(SILENT, "a part of the older result is gone")
         return
     check_result(outcome, baseline, place)

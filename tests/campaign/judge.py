@@ -75,8 +75,17 @@ def values_of(folder: Path, root: Path) -> dict[str, str]:
         loss = {key: record[key] for key in ("score", "splits", "loss", "curve", "steps")}
         weights = golden.tensor_bytes(folder / "model.safetensors")
         return {"model.safetensors": golden.digest(weights), "finetune.json": golden.digest(loss)}
+    if not (folder / "mrem.json").exists():
+        files = golden.files_of(folder)
+        return {str(path.relative_to(folder)): golden.digest(_content(path)) for path in files}
     described = golden.describe_result(folder, root)
     return {**described["values"], "files": described["structure"]["files"]}
+
+
+def _content(path: Path) -> bytes:
+    import golden
+
+    return golden.graph_bytes(path) if path.suffix == ".onnx" else path.read_bytes()
 
 
 def differing(found: dict[str, str], expected: dict[str, str]) -> list[str]:

@@ -45,7 +45,10 @@ PICKLE = b"\x80\x04\x95\x1d\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06
 def mutate(folder: Path, files: list[str], draw: random.Random) -> str:
     """Damage one file of a folder, or what is in the folder."""
     name = draw.choice(files)
-    path = folder / name
+    return f"{name}: {mutate_file(folder / name, draw)}"
+
+
+def mutate_file(path: Path, draw: random.Random) -> str:
     choices: list[Callable[[Path, random.Random], str]] = [flip, flip, cut, overwrite, grow, FILE_KINDS]
     if path.suffix == ".json":
         choices += [change_json] * 5
@@ -53,7 +56,7 @@ def mutate(folder: Path, files: list[str], draw: random.Random) -> str:
         choices += [change_tensors] * 5
     if path.suffix == ".onnx":
         choices += [change_graph] * 5
-    return f"{name}: {draw.choice(choices)(path, draw)}"
+    return draw.choice(choices)(path, draw)
 
 
 # -- bytes -------------------------------------------------------------------------------------------------

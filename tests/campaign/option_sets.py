@@ -9,9 +9,13 @@ import random
 from tests.campaign import judge
 from tests.campaign.cases import LEFTOVER, MESSAGE, Outcome
 from tests.campaign.forked import Place
-from tests.campaign.workshop import HEADS, OUT, Workshop, copy_tree, run_command
+from tests.campaign.jobs import OUT, TASKS
+from tests.campaign.workshop import Workshop, copy_tree, run_command
 
-VERBS = {"quantize": 50, "finetune": 15, "export": 10, "validate": 10, "benchmark": 15}  # percent
+VERBS = {  # percent
+    **{"quantize": 46, "finetune": 13, "export": 9, "validate": 9, "benchmark": 15},
+    **{"web": 4, "beir": 4},
+}
 VALUES = (
     *("0", "1", "2", "3", "8", "100", "100000", "99999999999999999999", "-1", "0.5", "1e-3", "1e309"),
     *(
@@ -74,6 +78,8 @@ def try_options(shop: Workshop, place: Place, draw: random.Random, outcome: Outc
         "export": _result_reader,
         "validate": _result_reader,
         "benchmark": _benchmark,
+        "web": _web,
+        "beir": _beir,
     }[verb](verb, shop, place, draw)
     argv = [word.replace("\0", "\\0") for word in argv]  # no system passes on a null character
     outcome.what = " ".join(argv).replace(str(shop.root), "ROOT")
@@ -93,7 +99,7 @@ def _quantize(verb: str, shop: Workshop, place: Place, draw: random.Random) -> l
     """Only the plan: what it accepts is what a run would begin."""
     from mrem_deploy.quantize import build_parser
 
-    head = draw.choice(HEADS)
+    head = draw.choice(TASKS)
     base = ["--model", f"{shop.root}/model-{head}", "--data", f"{shop.root}/data-{head}", "--task", head]
     base += ["--out", str(place.work / OUT), "--calib-size", "16", "--max-length", "32", "--modules", "2"]
     return [verb, "--plan", *base, *random_options(build_parser(), draw)]
@@ -102,7 +108,7 @@ def _quantize(verb: str, shop: Workshop, place: Place, draw: random.Random) -> l
 def _finetune(verb: str, shop: Workshop, place: Place, draw: random.Random) -> list[str]:
     from mrem_deploy.finetune import build_parser
 
-    head = draw.choice(HEADS)
+    head = draw.choice(TASKS)
     base = ["--model", f"{shop.root}/model-{head}", "--data", f"{shop.root}/data-{head}", "--task", head]
     base += ["--out", str(place.work / OUT), "--epochs", "0.2", "--max-length", "32"]
     return [verb, *base, *random_options(build_parser(), draw, without=("--epochs",))]
@@ -114,6 +120,21 @@ def _result_reader(verb: str, shop: Workshop, place: Place, draw: random.Random)
     copy_tree(shop.baseline("ptq").folder, folder)
     named = str(folder) if draw.random() < 0.9 else draw.choice(VALUES)
     return [verb, named, *random_options(importlib.import_module(module).build_parser(), draw)]
+
+
+def _web(verb: str, shop: Workshop, place: Place, draw: random.Random) -> list[str]:
+    from mrem_deploy.web.__main__ import build_parser
+
+    base = [str(shop.baseline("ptq").folder), "--out", str(place.work / OUT)]
+    base += ["--libraries", f"{shop.root}/npm"]
+    return [verb, *base, *random_options(build_parser(), draw)]
+
+
+def _beir(verb: str, shop: Workshop, place: Place, draw: random.Random) -> list[str]:
+    from mrem_deploy.data.from_squad import build_parser
+
+    base = [f"{shop.root}/data-squad", "--out", str(place.work / OUT)]
+    return [verb, *base, *random_options(build_parser(), draw)]
 
 
 def _benchmark(verb: str, shop: Workshop, place: Place, draw: random.Random) -> list[str]:

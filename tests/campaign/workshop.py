@@ -19,12 +19,8 @@ from typing import Any
 from tests.campaign import forked, judge
 from tests.campaign.cases import SILENT, Outcome
 from tests.campaign.forked import Ended, Place, Running
+from tests.campaign.jobs import JOBS, OUT, Job, result_of
 from tests.campaign.writes import Writes
-
-HEADS = ("text-classification", "squad", "token-classification")
-OUT = "out"  # the result folder of every job, in the place of its case
-SMALL = "--steps 6 --checkpoint-steps 2 --calib-size 32 --batch-size 8 --max-length 32 --init-batches 2"
-SMALL += " --modules 2 --threads 1"
 
 # What a run prints when a stage begins.
 STAGES = (
@@ -36,60 +32,6 @@ STAGES = (
     ("publishing", r"evaluate dev quantized *: 100%|exporting to ONNX|Writing model shards:   0%"),
 )
 STAGE = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in STAGES), re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Job:
-    """A command that trains: its options, and what is promised of a run that was interrupted."""
-
-    name: str
-    verb: str
-    options: str
-    head: str = "text-classification"
-    same_bits: bool = True
-    crew: bool = False  # several processes
-
-    def argv(self, shop: Path, out: Path) -> list[str]:
-        places = ["--model", str(shop / f"model-{self.head}"), "--data", str(shop / f"data-{self.head}")]
-        return [self.verb, *places, "--task", self.head, "--out", str(out), *self.options.split()]
-
-
-JOBS = {
-    job.name: job
-    for job in (
-        Job("mrem-s", "quantize", f"{SMALL} --lr 1e-3 --method mrem-s --export none"),
-        Job("mrem-s-onnx", "quantize", f"{SMALL} --lr 1e-3 --method mrem-s --bits 2-2-8", head="squad"),
-        Job(
-            "mrem-s-auto",
-            "quantize",
-            f"{SMALL} --lr 1e-3 --method mrem-s --bits auto-8 --budget-mb 0.0175 --export none",
-            head="token-classification",
-        ),
-        Job("rem", "quantize", f"{SMALL} --lr 1e-3 --method rem --bits 2-2-8 --export none"),
-        Job("qat", "quantize", f"{SMALL} --method qat --qat-epochs 1+1 --train-size 32 --export none"),
-        Job("ptq", "quantize", f"{SMALL} --lr 1e-3 --method ptq"),
-        Job(
-            "finetune",
-            "finetune",
-            "--epochs 1 --batch-size 8 --max-length 32 --checkpoint-steps 2 --lr 1e-3",
-        ),
-        Job(
-            "mrem-p-lock-step",
-            "quantize",
-            f"{SMALL} --lr 1e-3 --method mrem-p --deterministic --workers 2 --export none",
-            crew=True,
-        ),
-        Job(
-            "mrem-p-free",
-            "quantize",
-            f"{SMALL} --lr 1e-3 --method mrem-p --workers 2 --export none",
-            same_bits=False,
-            crew=True,
-        ),
-    )
-}
-ALONE = tuple(name for name, job in JOBS.items() if not job.crew)
-CREWS = tuple(name for name, job in JOBS.items() if job.crew)
 
 
 @dataclass(frozen=True)
@@ -121,10 +63,22 @@ class Workshop:
             return
         import golden
 
-        ended = forked.run(lambda: golden.make_inputs(self.root) or 0, self.place("inputs"))
+        def make() -> int:
+            golden.make_inputs(self.root)
+            make_searching(self.root)
+            return 0
+
+        ended = forked.run(make, self.place("inputs"))
         if ended.code != 0:
             raise RuntimeError(f"the inputs cannot be made:\n{ended.text}")
         (self.root / "inputs-made").touch()
+
+    def remember(self, what: str, text: str) -> None:
+        """Keep what an undisturbed command has said."""
+        (self.root / f"{what}.txt").write_text(text, encoding="utf-8")
+
+    def remembered(self, what: str) -> str:
+        return (self.root / f"{what}.txt").read_text(encoding="utf-8")
 
     def baseline(self, name: str) -> Baseline:
         """The undisturbed run of a job, made the first time that it is asked for."""
@@ -136,11 +90,13 @@ class Workshop:
         root = self.root / "baselines" / name
         with contextlib.suppress(OSError):
             kept = json.loads((root / "baseline.json").read_text(encoding="utf-8"))
-            return Baseline(JOBS[name], root / "work" / OUT, **kept)
+            return Baseline(JOBS[name], result_of(self.root, name), **kept)
         return None
 
     def _make_baseline(self, name: str) -> Baseline:
         job, root = JOBS[name], self.root / "baselines" / name
+        if job.result:
+            self.baseline(job.result)
         shutil.rmtree(root, ignore_errors=True)
         place = Place(root).make()
         out = place.work / OUT
@@ -188,6 +144,22 @@ class Workshop:
                 shutil.rmtree(path)
             (root / "made").touch()
         return root
+
+
+def make_searching(root: Path) -> None:
+    """An embedder, a cross-encoder and their data; what `mrem web` would get from npm."""
+    from npm_packages import packages
+    from tiny_beir import write_collection
+    from tiny_embedder import save_embedder, save_reranker
+
+    prompts = {"query": "very good ", "passage": "the film "}
+    save_embedder(
+        root / "model-retrieval", ["cls", "mean"], 12, settings={"prompts": prompts, "truncate_dim": 10}
+    )
+    save_reranker(root / "model-reranking")
+    for name in ("retrieval", "reranking"):
+        write_collection(root / f"data-{name}")
+    packages(root / "npm")
 
 
 def _kill_when_written(running: Running) -> None:

@@ -156,6 +156,11 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no ids": (lambda p: lines(p / "corpus.jsonl", [{"text": "a"}]), "'_id' in every line"),
     "no queries": (lambda p: (p / "queries.jsonl").unlink(), "no queries.jsonl"),
     "a number for a text": (edit("queries.jsonl", lambda r: r.append('{"_id": "x", "text": 5}')), "not text"),
+    "a list for an id": (edit("corpus.jsonl", lambda r: r.append('{"_id": ["x"], "text": "a"}')),
+                         "row 31 has .'x'."),
+    "true for an id": (edit("queries.jsonl", lambda r: r.append('{"_id": true, "text": "a"}')), "has True"),
+    "a list for a title": (edit("corpus.jsonl", lambda r: r.append('{"_id": "x", "title": [1], "text": ""}')),
+                           "not text"),
     "no corpus": (lambda p: (p / "corpus.jsonl").unlink(), "Expected a folder with corpus.jsonl"),
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ import torch
 from tiny_onnx import WORDS, expected, save_tiny_onnx
 
 from mrem_deploy.base.errors import UserError
+from mrem_deploy.base.options import MOST_THREADS
 from mrem_deploy.deploy import census, optimizers, runtime
 from mrem_deploy.deploy.providers import ON_CPU
 
@@ -121,6 +122,12 @@ def refused(*args: Any, **options: Any) -> UserError:
     with pytest.raises(UserError) as caught:
         runtime.open_session(*args, **options)
     return caught.value
+
+
+@pytest.mark.parametrize("threads", [-1, 100_000, 1.5, "4", True])
+def test_threads_that_nobody_can_have(model: Path, threads: Any) -> None:
+    """onnxruntime would try to start any number of them, for minutes."""
+    assert f"from 0 to {MOST_THREADS}; got {threads!r}" in refused(model, threads=threads).problem
 
 
 def test_a_missing_file_is_told_with_the_command_that_writes_it(tmp_path: Path) -> None:

@@ -280,9 +280,23 @@ def test_a_file_names_its_result_and_notices_changes(
     entries = {entry.key: entry.value for entry in onnx.load(path, load_external_data=False).metadata_props}
     assert entries["result_digest"] == frozen.digest
     assert origin_of(path) == Origin(frozen.digest, changed=False)
+    flip(path)
+    assert origin_of(path).changed
+
+
+def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
+
+
+@pytest.mark.usefixtures("traces")
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_file_of_every_profile_has_its_digests(tmp_path: Path, profile: str) -> None:
+    frozen = frozen_model("bert")
+    path = export_onnx(frozen, tmp_path / "model.onnx", profile)
+    assert origin_of(path) == Origin(frozen.digest, changed=False)
+    flip(path)
     assert origin_of(path).changed
 
 

@@ -21,7 +21,8 @@ from safetensors.numpy import save_file
 from tests.campaign import forked, interruptions, judge
 from tests.campaign.cases import Outcome
 from tests.campaign.forked import Place, Running
-from tests.campaign.workshop import JOBS, OUT, Baseline, check_result
+from tests.campaign.jobs import JOBS, OUT
+from tests.campaign.workshop import Baseline, check_result
 from tests.campaign.writes import Writes
 
 LONG = 300  # seconds; nobody waits for them

@@ -286,6 +286,12 @@ def test_an_operator_that_the_library_lacks_runs_as_its_function() -> None:
     compare(model, "bert")
 
 
+@pytest.mark.parametrize("threads", [-1, 100_000, 1.5, "4"])
+def test_threads_that_nobody_can_have(threads: Any) -> None:
+    with pytest.raises(ValueError, match="from 0 to 4096"):
+        runtime.session(b"never read", threads=threads)
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_tensor_whose_bytes_are_cut_off_does_not_load(operator: str) -> None:
     def cut(node: Any, stored: Any) -> None:

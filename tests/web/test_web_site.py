@@ -18,6 +18,7 @@ ort = pytest.importorskip("onnxruntime")
 ir = pytest.importorskip("onnx_ir")
 
 from exported import CLASSIFIER, frozen_model, skeleton  # noqa: E402
+from npm_packages import WASM, packages  # noqa: E402
 from tiny_bert import save_tiny_bert  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
@@ -28,8 +29,6 @@ from mrem_deploy.quant.frozen import FrozenModel  # noqa: E402
 from mrem_deploy.quant.spec import QuantSpec  # noqa: E402
 from mrem_deploy.web import __main__, libraries, settings, site  # noqa: E402
 
-WASM = b"\0asm not really"
-
 
 @pytest.fixture(autouse=True)
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,19 +36,6 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MREM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(libraries.shutil, "which", lambda name: None)
     monkeypatch.setattr(write, "trace", lambda frozen: skeleton(frozen.config.model_type, frozen.head))
-
-
-def packages(folder: Path) -> Path:
-    """What `npm ci` leaves, as far as the page wants it."""
-    for name, version in libraries.versions().items():
-        place = folder / "node_modules" / name
-        place.mkdir(parents=True)
-        (place / "package.json").write_text(json.dumps({"name": name, "version": version}))
-    for package, file in libraries.WANTED.values():
-        path = folder / "node_modules" / package / file
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(WASM if file.endswith(".wasm") else f"// {file}".encode())
-    return folder
 
 
 def save_result(folder: Path, head: str = CLASSIFIER, spec: QuantSpec | None = None) -> Path:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["library", "newest_format", "options", "session", "target", "version"]
 
+MOST_THREADS = 4096  # as in the library; onnxruntime would try to start any number
 FILES = {"win32": "mrem_runtime.dll", "darwin": "libmrem_runtime.dylib"}
 
 
@@ -51,6 +52,8 @@ def options(
 def _registered(threads: int, start_from: onnxruntime.SessionOptions | None) -> onnxruntime.SessionOptions:
     import onnxruntime
 
+    if not isinstance(threads, int) or not 0 <= threads <= MOST_THREADS:
+        raise ValueError(f"threads must be a whole number from 0 to {MOST_THREADS}; got {threads!r}")
     made = onnxruntime.SessionOptions() if start_from is None else start_from
     if threads:
         made.intra_op_num_threads = threads
