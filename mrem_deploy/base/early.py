@@ -10,6 +10,7 @@ any program, and Ctrl-C may print Python's own traceback.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -39,6 +40,16 @@ def listen() -> None:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) in _USUAL:
             signal.signal(number, _leave)
+    atexit.register(_deaf)  # the first to be registered, so the last to be called
+
+
+def _deaf() -> None:
+    """While Python takes itself apart it puts the system's own handlers back, which would end the process
+    with another exit code. What is ignored stays ignored."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is _leave:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def finished(code: int) -> int:

@@ -25,6 +25,13 @@ class Disturber:
 sys.meta_path.insert(0, Disturber())
 if os.environ.get("SIGNAL_AT") == "the end":
     atexit.register(lambda: os.kill(os.getpid(), int(os.environ["SIGNAL"])))
+
+class Last:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=int(os.environ.get("SIGNAL", "0"))):
+        kill(pid, number)
+
+if os.environ.get("SIGNAL_AT") == "the very end":  # Python has forgotten its handlers
+    sys.last = Last()
 """
 # A run under nohup or from a shell's background ignores some of these, and child processes inherit that.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
@@ -79,10 +86,11 @@ def test_a_signal_while_a_command_starts(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["the end", "the very end"])
 def test_a_signal_after_the_command_does_not_change_its_end(
-    disturbed: Callable[..., subprocess.CompletedProcess[str]], number: signal.Signals
+    disturbed: Callable[..., subprocess.CompletedProcess[str]], number: signal.Signals, moment: str
 ) -> None:
-    done = disturbed("-m", "mrem_deploy.verify", "nowhere", at="the end", number=number)
+    done = disturbed("-m", "mrem_deploy.verify", "nowhere", at=moment, number=number)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr

@@ -243,6 +243,10 @@ def _continue(
     shop: Workshop, baseline: Baseline, place: Place, draw: random.Random, outcome: Outcome
 ) -> None:
     """The same command again, or the command that the work folder names."""
+    if baseline.job.once and (place.work / OUT).exists():  # complete, and never replaced
+        check_result(outcome, baseline, place)
+        judge.check_rest(outcome, place, (OUT,))
+        return
     written = place.work / WORK / "command.txt"
     found = any((place.work / WORK).glob("*.safetensors"))
     argv = baseline.job.argv(shop.root, place.work / OUT)

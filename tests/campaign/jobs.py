@@ -33,6 +33,11 @@ class Job:
     result: str = ""  # the job whose result it reads
 
     @property
+    def once(self) -> bool:
+        """Whether it refuses to replace what it has written."""
+        return self.verb == "beir"
+
+    @property
     def marker(self) -> str:
         return MARKERS[self.verb]
 
