@@ -34,7 +34,7 @@ from mrem_deploy.data.labels import CLASSES, SCORED, label_order
 from mrem_deploy.data.squad import Questions, Windows
 from mrem_deploy.data.tagging import TaggedTexts, TaggedTokens
 from mrem_deploy.data.task_data import Columns, Task, TaskData, Texts, open_task, sample
-from mrem_deploy.data.tasks import defaults_of
+from mrem_deploy.data.tasks import TASKS, defaults_of
 from mrem_deploy.data.texts import encode
 from mrem_deploy.evaluate.predict import predict, torch_predictor
 from mrem_deploy.evaluate.scorers import scorer_for
@@ -229,6 +229,12 @@ def _finetune(
 
 def _labelled(task_data: TaskData) -> Texts:
     task = task_data.task
+    if task.lacks_labels and task.kind == "classification":
+        raise UserError(
+            f"Expected a column of labels in {task_data.description}; it has none of the names "
+            f"{', '.join(TASKS[task.name].label_columns)}.",
+            "Name the column with --label-column.",
+        )
     if task.label_free or task.kind == "embedding":
         raise UserError(
             f"{task.name} has no labels to learn from; expected classes, scores, tags or answers.",

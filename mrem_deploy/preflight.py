@@ -218,6 +218,11 @@ def check_labels(task_data: TaskData, texts: Texts, model: PreTrainedModel) -> N
             f"{task.name} needs a model with one output; this one has {model.config.num_labels}",
             "give a checkpoint fine-tuned for this task",
         )
+    if task.kind == "classification" and task.label_free and model.config.num_labels < 2:
+        raise UserError(
+            f"{task.name} compares the classes of two models; this one has a single output, a score",
+            "give a classifier, or --task reranking with pairs of texts",
+        )
     check_evaluation_labels(task_data, model)
 
 

@@ -55,8 +55,9 @@ class Recipe:
     task: str | None = option(
         None,
         "a GLUE task (sst2, mnli, …), squad, squad_v2, text-classification, token-classification, retrieval "
-        "or reranking. Without labels: feature-extraction, question-answering, token-classification and "
-        "reranking; the score is then how well the quantized model agrees with the original",
+        "or reranking. Without labels: feature-extraction, question-answering, text-classification, "
+        "token-classification and reranking; the score is then how well the quantized model agrees with the "
+        "original",
         group=MODEL,
     )
     data: str | None = option(None, "folder, file or hub id of the task's data", group=MODEL)

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +271,41 @@ def test_tasks_that_answer_by_token(
     assert 0 < accuracy["quantized"] <= 100
     card = (workshop / f"{task}-out" / "README.md").read_text(encoding="utf-8")
     assert yaml.safe_load(card.split("---")[1])["pipeline_tag"] == task
+
+
+@pytest.mark.parametrize("task", ["text-classification", "reranking"])
+def test_texts_without_labels(task: str, workshop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines of text for a classifier, a csv without a column of labels for a reranker: agreement, counted
+    again, with flips, KL and drift."""
+    texts = [row["text"] for row in sentences(50, seed=9)]
+    if task == "reranking":
+        save_model(workshop / "pair-scorer", num_labels=1)
+        data, model = workshop / "bare.csv", workshop / "pair-scorer"
+        data.write_text("query,passage\n" + "".join(f"{a},{b}\n" for a, b in pairwise(texts)))
+    else:
+        data, model = workshop / "bare.txt", workshop / "model"
+        data.write_text("".join(f"{text}\n" for text in texts))
+    options = {"task": task, "model": model, "data": data, "method": "ptq", "steps": None, "lr": None}
+    assert job(workshop, f"bare-{task}", **options).run() == 0
+    assert f"note: no labels in {data}" in capsys.readouterr().err
+    accuracy = metrics_of(workshop / f"bare-{task}")["accuracy"]
+    assert (accuracy["metric"], accuracy["full_precision"]) == ("agreement", 100.0)
+    found = accuracy["splits"]["dev"]["fidelity"]["quantized"]
+    assert found["flips"] == pytest.approx(100 - accuracy["quantized"])
+    assert found["kl"] > 0
+    assert found["drift"]["mean"] > 0
+
+    full, tokenizer = loading.load_model(model, "sequence-classification")
+    quantized = mrem_deploy.load(workshop / f"bare-{task}")
+    held = open_task(task, str(data)).evaluation()["dev"]
+    rows = zip(held.first, held.second, strict=True) if held.second else ((text,) for text in held.first)
+    same = []
+    for row in rows:
+        batch = tokenizer(*row, return_tensors="pt")
+        one, two = (net(**batch).logits[0] for net in (full, quantized))
+        same.append(bool(one.argmax() == two.argmax() if len(one) > 1 else (one > 0) == (two > 0)))
+    assert accuracy["quantized"] == pytest.approx(100 * np.mean(same))
+    assert "agreement" in (workshop / f"bare-{task}" / "report.md").read_text().lower()
 
 
 # --- the evaluation split ----------------------------------------------------------------------

@@ -64,6 +64,11 @@ class Task:
         return not self.label_columns
 
     @property
+    def lacks_labels(self) -> bool:
+        """One that has labels as a rule is here without: the data holds none."""
+        return self.label_free and TASKS[self.name].without_labels is self
+
+    @property
     def head(self) -> str:
         return HEAD_OF_KIND[self.kind]
 
@@ -128,6 +133,9 @@ _SENTENCES = Task(
     metric="agreement",
 )
 
+_TEXTS = Task(
+    "text-classification", _OWN, text_columns=("text", "sentence"), label_columns=(), metric="agreement"
+)
 _PAIRS = Task(
     "reranking",
     _OWN,
@@ -207,9 +215,7 @@ TASKS: dict[str, Task] = {
             pair_columns=("sentence2", "hypothesis"),
             labels=("entailment", "not_entailment"),
         ),
-        Task(
-            "text-classification", _OWN, text_columns=("text", "sentence"), label_columns=("label", "labels")
-        ),
+        replace(_TEXTS, label_columns=("label", "labels"), metric="accuracy", without_labels=_TEXTS),
         Task(
             "feature-extraction",
             _OWN,

@@ -82,6 +82,11 @@ def load(run: Run) -> Loaded:
         Columns(recipe.text_column, recipe.text_pair_column, recipe.label_column),
         recipe.eval_data,
     )
+    if task_data.task.lacks_labels:
+        say(
+            f"note: no labels in {task_data.description}: the score is how well the quantized model agrees "
+            "with the original; --label-column names a column of labels"
+        )
     check_range(recipe.threshold, task_data.task.kind)
     teacher, tokenizer = load_model(str(recipe.model), task_data.task.head)
     recipe = run.recipe = within_reach(recipe, teacher, tokenizer)

@@ -260,7 +260,7 @@ def test_training_without_labels(tmp_path: Path) -> None:
     check(labelled, ["train 0", "train 1"], None, [0, 1])
 
 
-@pytest.mark.parametrize("task", ["feature-extraction", "token-classification"])
+@pytest.mark.parametrize("task", ["feature-extraction", "token-classification", "text-classification"])
 def test_a_task_without_labels_needs_only_text(tmp_path: Path, task: str) -> None:
     path = tmp_path / "x.txt"
     path.write_text("one\ntwo\nthree\nfour\nfive\n")
@@ -269,8 +269,38 @@ def test_a_task_without_labels_needs_only_text(tmp_path: Path, task: str) -> Non
     assert (len(data.train()), len(texts)) == (4, 1)
     assert texts.labels is None
     assert texts.label_names == ()
+    assert data.evaluation_label_names() == {}
+    if task == "text-classification":  # it also reads pairs
+        assert (data.task.metric, data.task.lacks_labels) == ("agreement", True)
+        return
     with pytest.raises(UserError, match="single sentences"):
         open_task(task, str(path), Columns(text_pair="other"))
+
+
+def test_classes_of_texts_without_labels(tmp_path: Path) -> None:
+    """csv without a column of labels; one that is named and missing, or has gaps, is still a mistake."""
+    path = tmp_path / "x.csv"
+    path.write_text("q,a\n" + "".join(f"q{i},a{i}\n" for i in range(10)))
+    data = open_task("text-classification", str(path), Columns("q", "a"))
+    assert (data.task.kind, data.task.metric, data.task.label_free) == ("classification", "agreement", True)
+    texts = data.evaluation()["dev"]
+    assert texts.second == [text.replace("q", "a") for text in texts.first]
+    assert texts.labels is None
+    with pytest.raises(UserError, match="'stars'"):
+        open_task("text-classification", str(path), Columns("q", "a", "stars"))
+    gaps = jsonl(tmp_path / "gaps.jsonl", *({"text": "a", "label": y} for y in ("x", None) * 5))
+    with pytest.raises(UserError, match="label in every row"):
+        open_task("text-classification", str(gaps)).evaluation()
+    labelled = open_task("text-classification", str(own(tmp_path, *"xy" * 5)))
+    assert (labelled.task.metric, labelled.task.lacks_labels) == ("accuracy", False)
+
+
+def test_labels_of_the_evaluation_data_count(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("one\ntwo\n")
+    other = own(tmp_path / "elsewhere", "b", "a", name="mine")
+    data = open_task("text-classification", str(tmp_path / "x.txt"), eval_data=str(other))
+    assert not data.task.label_free
+    assert data.evaluation()["dev"].label_names == ("a", "b")
 
 
 def test_evaluation_data_elsewhere(tmp_path: Path) -> None:
