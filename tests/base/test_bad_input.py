@@ -132,7 +132,7 @@ CASES = [
     Case("model is a link to itself", a_loop("model"), ("--model", "symbolic links", "→")),
     Case("model is a file", lambda p: p.set(model=p.data / "train.jsonl"), ("is a file", "→", "folder")),
     Case("model folder is none", lambda p: p.set(model=p.data), ("no config.json", "train.jsonl", "→")),
-    Case("model already quantized", already_quantized, ("cannot be loaded", "model.safetensors", "→")),
+    Case("model already quantized", already_quantized, ("config.json", "quantized already", "→", "full-precision")),
     Case("NaN in weights", lambda p: p.edit_weights(lambda w: w["classifier.weight"][0].fill_(float("nan"))),
          ("classifier.weight has 16 NaN or Inf", "→", "checkpoint")),
     Case("pickle only", pickle_only, ("pickle (pytorch_model.bin)", "safetensors", "→", "save_pretrained")),
