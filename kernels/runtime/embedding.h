@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "float_kernels.h"
 #include "pool.h"
@@ -29,7 +28,7 @@ struct EmbeddingShape {
 
 class Embedding {
   public:
-    Embedding(const EmbeddingShape& shape, const FloatKernels& kernels);
+    Embedding(const EmbeddingShape& shape, const FloatKernels& kernels) : shape_(shape), kernels_(kernels) {}
 
     // Requires: every id that belongs to a mask that is not 0 is a row of its table. `position_ids` has
     // `tokens` values for all examples together if `shared_positions`, else for each. `type_ids` may be null.
@@ -38,11 +37,11 @@ class Embedding {
              Pool& pool, float* y) const;
 
   private:
-    void row(std::int64_t id, std::int64_t position, std::int64_t type, float* y) const;
+    void fetch(std::int64_t id) const;
+    void row(std::int64_t id, std::int64_t type, float* y) const;  // word + type
 
     EmbeddingShape shape_;
     const FloatKernels& kernels_;
-    std::vector<float> values_;  // of each byte: its codes' values
 };
 
 }  // namespace mrem::runtime

@@ -83,6 +83,24 @@ struct Lanes : Avx2 {
         return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.a), _mm256_slli_epi32(n.a, 23))),
                 _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.b), _mm256_slli_epi32(n.b, 23)))};
     }
+    // Sixteen codes of kBits bits
+    template <int kBits>
+    static I codes(const std::uint8_t* bytes) {
+        if constexpr (kBits == 8) {
+            const __m128i sixteen = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
+            return {_mm256_cvtepu8_epi32(sixteen), _mm256_cvtepu8_epi32(_mm_srli_si128(sixteen, 8))};
+        } else {
+            std::int32_t words[2];
+            std::memcpy(words, bytes, 2 * kBits);
+            const __m256i mask = _mm256_set1_epi32((1 << kBits) - 1), step = _mm256_set1_epi32(kBits);
+            const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            const __m256i shift = _mm256_mullo_epi32(lane, step);
+            const __m256i a = _mm256_srlv_epi32(_mm256_set1_epi32(words[0]), shift);
+            const __m256i b = kBits == 4 ? _mm256_srlv_epi32(_mm256_set1_epi32(words[1]), shift)
+                                         : _mm256_srlv_epi32(_mm256_set1_epi32(words[0] >> 16), shift);
+            return {_mm256_and_si256(a, mask), _mm256_and_si256(b, mask)};
+        }
+    }
     static void store_bytes(I x, std::uint8_t* to) {
         // The low byte of every lane, first within 128 bits, then four such groups side by side.
         const __m256i low = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0,

@@ -57,6 +57,22 @@ struct Lanes : Avx512 {
     static F times_power(F x, I n) {
         return _mm512_castsi512_ps(_mm512_add_epi32(bits(x), _mm512_slli_epi32(n, 23)));
     }
+    // Sixteen codes of kBits bits
+    template <int kBits>
+    static I codes(const std::uint8_t* bytes) {
+        if constexpr (kBits == 8) {
+            return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+        } else {
+            std::int32_t words[2];
+            std::memcpy(words, bytes, 2 * kBits);
+            const I lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            I word = all(words[0]);
+            if constexpr (kBits == 4) word = _mm512_inserti64x4(word, _mm256_set1_epi32(words[1]), 1);
+            const I shift = _mm512_slli_epi32(lane, kBits / 2);  // the processor takes its low bits
+            const I low = _mm512_and_si512(shift, all(31));
+            return _mm512_and_si512(_mm512_srlv_epi32(word, low), all((1 << kBits) - 1));
+        }
+    }
     static void store_bytes(I x, std::uint8_t* to) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(x));
     }

@@ -47,6 +47,35 @@ inline Group<V, N> power_of(const Group<V, N>& d, typename V::F factor) {
     return p;
 }
 
+template <class V, int kBits>
+inline void expand_bits(const PackedRow& row, const float* added, std::size_t n, float* y) {
+    const auto spacing = V::all(static_cast<float>(row.spacing)), low = V::all(static_cast<float>(row.low));
+    const auto scale = V::all(row.scale);
+    const auto some = [&](std::size_t i, auto lanes, const std::uint8_t* bytes) {
+        const auto value = V::fma(V::to_float(V::template codes<kBits>(bytes)), spacing, low);  // exact
+        auto x = V::mul(value, scale);
+        if (added != nullptr) x = V::add(x, lanes.load(added + i));
+        lanes.store(x, y + i);
+    };
+    constexpr std::size_t kBytes = kFloatLanes * kBits / 8;
+    const std::size_t whole = n / kFloatLanes * kFloatLanes, left = n - whole;
+    for (std::size_t i = 0; i < whole; i += kFloatLanes) {
+        some(i, Whole<V>{}, row.bytes + i / kFloatLanes * kBytes);
+    }
+    if (left > 0) {
+        std::uint8_t bytes[kBytes] = {};
+        std::memcpy(bytes, row.bytes + whole / kFloatLanes * kBytes, (left * kBits + 7) / 8);
+        some(whole, Part<V>{left}, bytes);
+    }
+}
+
+template <class V>
+void expand(const PackedRow& row, const float* added, std::size_t n, float* y) {
+    if (row.bits == 2) return expand_bits<V, 2>(row, added, n, y);
+    if (row.bits == 4) return expand_bits<V, 4>(row, added, n, y);
+    expand_bits<V, 8>(row, added, n, y);
+}
+
 template <class V>
 void layer_norm(std::size_t rows, const float* const* x, const float* const* residual, std::size_t n,
                 const float* gamma, const float* beta, float epsilon, float* const* y) {
@@ -188,8 +217,15 @@ void softmax_quantize(const Scores& scores, const Grid& grid, float* work, std::
 
 template <class V>
 constexpr FloatKernels table(const char* name) {
-    return {name,          quantize<V>,      gelu<V>,    gelu_quantize<V>,
-            layer_norm<V>, quantize_sums<V>, softmax<V>, softmax_quantize<V>};
+    return {name,
+            expand<V>,
+            quantize<V>,
+            gelu<V>,
+            gelu_quantize<V>,
+            layer_norm<V>,
+            quantize_sums<V>,
+            softmax<V>,
+            softmax_quantize<V>};
 }
 
 }  // namespace

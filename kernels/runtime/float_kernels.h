@@ -39,9 +39,20 @@ struct SumRows {
     const std::int32_t* shifts;         // [rows]; or null: zeros
 };
 
+// A row of packed codes: code i in byte i / F, F = 8 / bits, lowest bits first. Each stands for (spacing ·
+// code + low) · scale, and spacing · code + low has at most nine bits.
+struct PackedRow {
+    const std::uint8_t* bytes;
+    int bits, spacing, low;
+    float scale;
+};
+
 // Pointers to n values each. `y` may be `x`; apart from that nothing overlaps.
 struct FloatKernels {
     const char* name;
+
+    // The values of a row; `added`, if it is not null, is added to them.
+    void (*expand)(const PackedRow& row, const float* added, std::size_t n, float* y);
 
     void (*quantize)(const float* x, std::size_t n, const Grid& grid, std::uint8_t* codes);
 

@@ -61,6 +61,16 @@ float add_lanes(float* lanes) {
     return lanes[0];
 }
 
+void expand(const PackedRow& row, const float* added, std::size_t n, float* y) {
+    const auto fields = static_cast<std::size_t>(8 / row.bits);
+    for (std::size_t i = 0; i < n; ++i) {
+        const int shift = static_cast<int>(i % fields) * row.bits;
+        const int code = row.bytes[i / fields] >> shift & ((1 << row.bits) - 1);
+        y[i] = static_cast<float>(row.spacing * code + row.low) * row.scale;
+        if (added != nullptr) y[i] += added[i];
+    }
+}
+
 void quantize(const float* x, std::size_t n, const Grid& grid, std::uint8_t* codes) {
     for (std::size_t i = 0; i < n; ++i) codes[i] = code_of(x[i], grid);
 }
@@ -142,7 +152,7 @@ void softmax_quantize(const Scores& scores, const Grid& grid, float* work, std::
 
 }  // namespace
 
-const FloatKernels kScalarFloats = {"scalar",   quantize,      gelu,    gelu_quantize,
-                                    layer_norm, quantize_sums, softmax, softmax_quantize};
+const FloatKernels kScalarFloats = {"scalar",      expand,  quantize,        gelu, gelu_quantize, layer_norm,
+                                    quantize_sums, softmax, softmax_quantize};
 
 }  // namespace mrem::runtime

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "prefetch.h"
+
 namespace mrem::runtime {
 namespace {
 
@@ -35,12 +37,6 @@ Next next_of(const Weights& weights, std::size_t panel, std::size_t count, std::
             std::min(quads, all - at) / per_step * kStepBytes};
 }
 
-void prefetch([[maybe_unused]] const std::uint8_t* codes) {
-#if defined(__GNUC__)
-    __builtin_prefetch(codes, 0, 0);
-#endif
-}
-
 // While the tiles of a block run, the codes of the next one come from memory, a share of them before each
 // tile. Codes are read once per call, so they need no place in the caches afterwards.
 class Ahead {
@@ -51,7 +47,7 @@ class Ahead {
         const std::size_t end = std::min(next_.bytes, done_ + share_);
         for (std::size_t p = 0; p < next_.panels; ++p) {
             for (std::size_t at = done_; at < end; at += 64) {
-                prefetch(next_.codes + p * stride_ + at);
+                prefetch<false>(next_.codes + p * stride_ + at);
             }
         }
         done_ = end;

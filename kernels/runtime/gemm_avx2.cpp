@@ -99,8 +99,8 @@ void widen(const std::int8_t* b, std::size_t quads, std::int16_t* wide) {
     }
 }
 
-// The same of the left operand, row by row. Four bytes of each of several rows are read at a time: without the
-// padding they would be in the same bank of the cache, which takes a cycle for each.
+// The same of the left operand, row by row. Four bytes of each of several rows are read at a time: without
+// the padding they would be in the same bank of the cache, which takes a cycle for each.
 constexpr std::size_t kWideRow = kChunk * kQuad + 32;
 struct WideRows {
     alignas(32) std::uint8_t a[kTall][2][kWideRow];

@@ -108,6 +108,20 @@ void compare_sums(const FloatKernels& kernels, std::size_t n, const Grid& grid, 
     }
 }
 
+void compare_rows(const FloatKernels& kernels, std::size_t n, const float* added) {
+    for (const int bits : {2, 4, 8}) {
+        const Bytes bytes((n * static_cast<std::size_t>(bits) + 7) / 8);
+        for (std::size_t i = 0; i < bytes.size; ++i) bytes[i] = static_cast<std::uint8_t>(engine() % 256);
+        const PackedRow row{bytes.data(), bits, bits == 8 ? 1 : 3, bits == 8 ? -128 : -7, 0.0137f};
+        const Floats y(n), expected(n);
+        for (const float* more : {added, static_cast<const float*>(nullptr)}) {
+            kernels.expand(row, more, n, y.data());
+            portable.expand(row, more, n, expected.data());
+            check_same(y, expected, "expand", kernels.name);
+        }
+    }
+}
+
 void compare_norms(const FloatKernels& kernels, std::size_t n, const float* gamma, const float* beta) {
     constexpr std::size_t kRows = 7;
     const Floats x = random_floats(kRows * n, 3.0f), residual = random_floats(kRows * n, 1.0f);
@@ -179,6 +193,7 @@ void compare(const FloatKernels& kernels, std::size_t n, bool odd) {
     portable.softmax_quantize(scores, grid, expected_work.data(), expected_all.data(), stride);
     check_same(all_codes, expected_all, "softmax_quantize", name);
     compare_sums(kernels, n, grid, odd);
+    compare_rows(kernels, n, beta.data());
     compare_norms(kernels, n, gamma.data(), beta.data());
 }
 
