@@ -2,8 +2,9 @@
 
 A while is processor time, so that a busy machine tries as many inputs as a quiet one.
 
-What they learn stays in build/fuzz/NAME and is the start of the next run; an input that failed is
-build/fuzz/NAME-found-*. `python tests/fuzz/fuzz_tables.py FILE` runs one input again.
+What they learn stays in build/fuzz/NAME and is the start of the next run, and the inputs of all runs are
+added up in build/fuzz/NAME-inputs.txt; an input that failed is build/fuzz/NAME-found-*. `python
+tests/fuzz/fuzz_tables.py FILE` runs one input again. A new corpus in C++ begins with seeds/NAME.hex.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ def seeds(name: str) -> None:
     if any(corpus.iterdir()):
         return
     if name in IN_CPP:
-        for seed in sorted((Path(__file__).parent / "seeds" / name).glob("*")):
-            shutil.copy(seed, corpus)
+        stored = Path(__file__).parent / "seeds" / f"{name}.hex"  # an input in a line
+        for number, line in enumerate(stored.read_text().split() if stored.is_file() else []):
+            (corpus / f"seed-{number}").write_bytes(bytes.fromhex(line))
         return
     code = f"import fuzz_{name}, sys; sys.stdout.buffer.write(repr(fuzz_{name}.seeds()).encode())"
     done = subprocess.run(
@@ -89,12 +91,10 @@ def fuzz(name: str, seconds: int) -> bool:
             cwd=ROOT,
         )
         used = watched(process, seconds)
-    runs = re.findall(
-        r"^stat::number_of_executed_units: *(\d+)", log.read_text(errors="replace"), re.MULTILINE
-    )
+    tried = inputs_tried(log.read_text(errors="replace"))
     outcome = "nothing found" if process.returncode == 0 else f"FOUND SOMETHING, see {log}"
-    counted = f"{int(runs[-1]):,} inputs" if runs else "inputs not counted"
-    print(f"{name}: {outcome} ({counted} in {used:.0f} s of processor time)", flush=True)
+    counted = f"{tried:,} inputs in {used:.0f} s of processor time, {added_up(name, tried):,} in all"
+    print(f"{name}: {outcome} ({counted})", flush=True)
     return process.returncode == 0
 
 
@@ -109,6 +109,20 @@ def watched(process: psutil.Popen, seconds: float) -> float:
             process.send_signal(signal.SIGUSR1)  # libFuzzer ends after the input at hand
         time.sleep(0.2)
     return used
+
+
+def inputs_tried(log: str) -> int:
+    """How many inputs a run says that it has tried; one that found something ends without a total."""
+    found = re.findall(r"^(?:Done |#|stat::number_of_executed_units: *)(\d+)", log, flags=re.MULTILINE)
+    return int(found[-1]) if found else 0
+
+
+def added_up(name: str, tried: int) -> int:
+    """The inputs of all runs that share a corpus, this one included."""
+    total = BUILD / f"{name}-inputs.txt"
+    before = int(total.read_text()) if total.is_file() else 0
+    total.write_text(f"{before + tried}\n")
+    return before + tried
 
 
 def main() -> int:
