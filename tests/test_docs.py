@@ -82,9 +82,32 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         assert given <= known, f"mrem {verb}: {sorted(given - known)}"
 
 
-def test_every_test_that_the_page_on_security_names_exists() -> None:
-    text = (ROOT / "docs/security.md").read_text(encoding="utf-8")
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+TEST = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
+
+
+@pytest.mark.parametrize("page", ["docs/security.md", "docs/kernels-gpu.md"])
+def test_every_test_that_a_page_names_exists(page: str) -> None:
+    named = TEST.findall((ROOT / page).read_text(encoding="utf-8"))
     assert len(named) > 20
     for file, test in named:
         assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file}::{test}"
+
+
+def test_every_sentence_of_the_page_on_security_names_a_test() -> None:
+    """Rows in their last column, paragraphs in a comment at their end."""
+    text = (ROOT / "docs/security.md").read_text(encoding="utf-8")
+    blocks = [block.strip() for block in text.split("\n\n")]
+    advice = 0
+    for block in blocks:
+        if block.startswith("#"):
+            continue
+        if block.startswith("|"):
+            for row in block.splitlines()[2:]:
+                assert TEST.search(row.rstrip("| ").rpartition(" | ")[2]), row
+            continue
+        _, begin, shown = block.partition("<!-- shown by: ")
+        assert begin, f"no test is named after: {block}"
+        assert shown.endswith("-->"), block
+        advice += shown == "advice -->"
+        assert TEST.search(shown) or shown == "advice -->", block
+    assert advice == 1, "only what users do on networks of their own cannot be tested here"

@@ -284,6 +284,17 @@ def test_a_file_names_its_result_and_notices_changes(
     assert origin_of(path).changed
 
 
+@pytest.mark.usefixtures("traces")
+def test_the_digest_does_not_cover_tensors_in_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write, "LARGEST_FILE", 1000)
+    path = export_onnx(frozen_model("bert"), tmp_path / "model.onnx")
+    (data,) = tmp_path.glob("*.data")
+    flip(data)
+    assert origin_of(path).changed is False
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton", reason="Triton exists for Linux only")
 
@@ -158,6 +159,18 @@ def test_tiles_are_timed_on_the_device_of_the_tensor(gpu: Callable[..., FakeGpu]
     runs = 1 + tuning.TIMED_RUNS
     assert fake.call() == [128] * runs + [64] * runs + [32] * runs + [64]
     assert fake.call() == [64]
+
+
+def test_timing_allocates_nothing(gpu: Callable[..., FakeGpu]) -> None:
+    fake, like = gpu(), torch.zeros(1).as_subclass(OnGpu)
+
+    class Forbidden(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise AssertionError(f"{func} is called")
+
+    with Forbidden():
+        tuning.run_tiled("product", (1, 64, 64, 64), like, "", fake.run)
+    assert fake.launched[-1] == 64
 
 
 def test_a_deterministic_run_takes_the_first_tile(

@@ -27,6 +27,8 @@ from mrem_deploy.base.errors import UserError  # noqa: E402
 from mrem_deploy.export import transformers_js, write  # noqa: E402
 from mrem_deploy.quant.frozen import FrozenModel  # noqa: E402
 from mrem_deploy.quant.spec import QuantSpec  # noqa: E402
+from mrem_deploy.recipe import Recipe  # noqa: E402
+from mrem_deploy.result.recipe_file import write_recipe  # noqa: E402
 from mrem_deploy.web import __main__, libraries, settings, site  # noqa: E402
 
 
@@ -176,6 +178,21 @@ def test_a_users_mistake_leaves_nothing(
     assert all(part in told for part in ("error:", *says)), told
     after = sorted(path for path in tmp_path.rglob("*") if "cache" not in path.parts)
     assert after == before
+
+
+@pytest.mark.parametrize("change", [lambda text: text.replace("32", "16"), lambda text: text + "\0"])
+def test_a_recipe_that_has_changed_is_named(
+    result: Path, build: Any, capsys: Any, change: Callable[[str], str]
+) -> None:
+    write_recipe(result / "recipe.yaml", Recipe(model="m", task="sst2", data="d", max_length=32))
+    code, out = build(result)
+    assert code == 0
+    assert json.loads((out / "site.json").read_text())["max_length"] == 32
+    assert "recipe" not in capsys.readouterr().err
+    (result / "recipe.yaml").write_text(change((result / "recipe.yaml").read_text()))
+    assert build(result)[0] == 0
+    assert "recipe.yaml" in (told := capsys.readouterr().err)
+    assert "changed since it was written" in told
 
 
 def test_a_model_that_the_page_has_no_form_for(tmp_path: Path, build: Any, capsys: Any) -> None:
