@@ -18,6 +18,7 @@ from mrem_deploy.evaluate.accuracy import SplitScores
 from mrem_deploy.evaluate.fidelity import Fidelity
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.report import summary
+from mrem_deploy.report.card import browser_card
 from mrem_deploy.report.plots import draw_plots
 from mrem_deploy.result import Accuracy, History, LayerErrors, Metrics, Parallel, Sizes, WorkerCost
 from mrem_deploy.train.job import ProcessCost, WorkerReport, WorkerSeconds
@@ -233,6 +234,14 @@ def test_nothing_given_becomes_markup(tmp_path: Path) -> None:
     assert front_matter(tmp_path)["library_name"] == "mrem_deploy"
     (index,) = front_matter(tmp_path)["model-index"]
     assert index["results"][0]["dataset"]["split"] == HOSTILE
+
+
+def test_nothing_given_becomes_markup_on_the_card_for_browsers(tmp_path: Path) -> None:
+    text = browser_card(tmp_path, hostile(), "onnx/model_q4.onnx", "q4")
+    body = re.sub(r"^```.*?^```$", "", text.split("---\n", 2)[2], flags=re.DOTALL | re.MULTILINE)
+    assert "script" in text
+    assert not re.search(r"<\w", text)
+    assert "[l](u)" not in body
 
 
 def test_html_is_self_contained(written: Path, page: Page) -> None:
