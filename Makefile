@@ -49,7 +49,7 @@ RUNTIME_TESTS = $(VENV)/bin/cmake -S kernels/runtime --fresh -G Ninja -DCMAKE_BU
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup setup-gpu test test-jobs web-test gpu-compile gpu-check demo lint format typecheck sanitize sanitize-runtime \
-    wheel-runtime fuzz faults bench docs \
+    runtime-arm wheel-runtime fuzz faults bench docs \
     optimum oldest clean distclean
 
 help:
@@ -64,6 +64,7 @@ help:
 	@echo "make typecheck  check the types with mypy"
 	@echo "make sanitize   C++ tests under the address, undefined-behaviour and thread sanitizers"
 	@echo "make wheel-runtime  dist/mrem_runtime-*.whl: the CPU runtime for onnxruntime, by itself"
+	@echo "make runtime-arm  the C++ tests of the CPU runtime on an emulated 64-bit ARM processor"
 	@echo "make fuzz       any bytes into the readers of data and results, packing and the CPU runtime, a minute each"
 	@echo "make faults     disturb the commands in thousands of ways; an hour on two cores (docs/reliability.md)"
 	@echo "make gpu-compile  the Triton kernels compiled for seven GPUs and checked, without a GPU"
@@ -210,6 +211,14 @@ sanitize-runtime: $(READY)
 	$(RUNTIME_TESTS) -B build/sanitize-threads -DMREM_SANITIZE=thread
 	$(VENV)/bin/cmake --build build/sanitize-threads --target test_operators
 	./build/sanitize-threads/test_operators
+
+# The portable code on a 64-bit ARM processor, emulated. Debian: apt install g++-aarch64-linux-gnu qemu-user
+ARM = aarch64-linux-gnu
+runtime-arm: $(READY)
+	$(RUNTIME_TESTS) -B build/runtime-arm -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	    -DCMAKE_CXX_COMPILER=$(ARM)-g++ "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/$(ARM)"
+	$(VENV)/bin/cmake --build build/runtime-arm
+	$(VENV)/bin/ctest --test-dir build/runtime-arm --output-on-failure
 
 # A wheel for any Python 3 of this platform, with nothing of mrem_deploy in it.
 wheel-runtime: $(READY)
