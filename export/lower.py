@@ -30,6 +30,7 @@ import onnx_ir as ir
 
 from mrem_deploy.export import bit_fields
 from mrem_deploy.export.builder import CONTRIB, Builder
+from mrem_deploy.export.disentangled import disentangled_scores
 from mrem_deploy.export.fusion import Fusion
 from mrem_deploy.export.hot_rows import add_hot_rows
 from mrem_deploy.export.ids import refuse_negative_ids
@@ -76,6 +77,7 @@ class Lowering:
             "Linear": self._linear,
             "Embedding": self._embedding,
             "Attention": self._attention,
+            "DisentangledAttention": self._attention,
             "Gelu": self._gelu,
             "Hidden": self._hidden,
         }
@@ -91,7 +93,7 @@ class Lowering:
 
     # -- activations ---------------------------------------------------------------------------------------
 
-    def _quantize(self, x: ir.Value, name: str) -> Codes | None:
+    def quantize(self, x: ir.Value, name: str) -> Codes | None:
         """The integers of an activation, or None if it is not quantized."""
         frozen = self.frozen.scales.get(name)
         if frozen is None:
@@ -131,6 +133,13 @@ class Lowering:
         codes = build.op("QuantizeLinear", x, scale_value, zero_point, name=f"{name}.codes")
         return Codes(codes, scale_value, zero_point, float(scale), offset)
 
+    def stored_codes(self, codes: ir.Value, name: str, frozen: FrozenScale) -> Codes:
+        """The same for integers that are stored, on a symmetric grid, in the profile's form."""
+        scale = frozen.scale.float().numpy().reshape(())
+        shift, kind = (128, np.uint8) if self.profile.zero_points else (0, np.int8)
+        scale_value = self.build.constant(scale, np.float32, f"{name}.scale")
+        return Codes(codes, scale_value, self.build.constant(shift, kind, f"{name}.zero_point"), float(scale))
+
     def _dequantize(self, quantized: Codes, name: str, factor: float = 1.0) -> ir.Value:
         if name not in self._dequantized:
             scale = quantized.scale
@@ -157,7 +166,7 @@ class Lowering:
             x = self.build.op("Unsqueeze", x, axis, name=f"{title}.unsqueezed")
         y = self.fusion.linear(title, names, x, quantizer) if self.fusion else None
         if y is None:
-            quantized = self._quantize(x, quantizer)
+            quantized = self.quantize(x, quantizer)
             bias = self.linears.bias(names, quantized.offset if quantized else 0.0)
             y = self._product(title, names, x, quantized, quantizer, bias)
         if sentence:
@@ -305,8 +314,11 @@ class Lowering:
         assert key is not None
         assert value is not None
         scaling = float(node.attributes["scaling"].value)
-        turned = build.op("Transpose", key, name=f"{name}.key.turned", perm=[0, 1, 3, 2])
-        scores = self._matmul(f"{name}.scores", query, turned, scaling)
+        if node.op_type == "DisentangledAttention":
+            scores = disentangled_scores(self, name, query, key, mask.pop(), scaling)
+        else:
+            turned = build.op("Transpose", key, name=f"{name}.key.turned", perm=[0, 1, 3, 2])
+            scores = self._matmul(f"{name}.scores", query, turned, scaling)
         if mask:
             scores = build.op("Add", scores, mask[0], name=f"{name}.masked")
         probabilities = build.op("Softmax", scores, name=f"{name}.probabilities", axis=-1)
@@ -317,8 +329,20 @@ class Lowering:
 
     def _matmul(self, name: str, left: ir.Value, right: ir.Value, factor: float = 1.0) -> ir.Value:
         """left·right·factor, with operands quantized if they have scales."""
+        a, b = self.quantize(left, f"{name}.left"), self.quantize(right, f"{name}.right")
+        return self.multiply(name, left, a, right, b, factor)
+
+    def multiply(
+        self,
+        name: str,
+        left: ir.Value,
+        a: Codes | None,
+        right: ir.Value,
+        b: Codes | None,
+        factor: float = 1.0,
+    ) -> ir.Value:
+        """left·right·factor; where an operand has codes, these are read."""
         build = self.build
-        a, b = self._quantize(left, f"{name}.left"), self._quantize(right, f"{name}.right")
         if a is not None and b is not None and self.profile.contrib:
             scale = build.constant(a.scale_number * factor, np.float32, f"{name}.left.scaled")
             return build.op(

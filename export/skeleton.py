@@ -7,6 +7,7 @@ own domain with the layer's name; `lower.py` replaces every marker:
     mrem.Embedding(ids)                 the word embedding
     mrem.Linear(x)                      any linear but the head, with the quantizer of its input
     mrem.Attention(q, k, v, mask)       (B, heads, T, d) three times → (B, T, heads, d)
+    mrem.DisentangledAttention(q, k, v, mask, rows)  the same of DeBERTa; rows of distances (2, 2T)
     mrem.Gelu(x)                        one operator from opset 20 on, five before
     mrem.Hidden(x)                      a name for the embeddings' output and for every block's
 
@@ -79,15 +80,18 @@ def _attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
+    positions: tuple[torch.Tensor, ...] | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The marker of attention, with the signature that transformers' registry requires."""
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     batch, heads, tokens, width = query.shape
     inputs = (query, key, value) if attention_mask is None else (query, key, value, attention_mask)
-    return _marker(
-        "Attention", inputs, (batch, tokens, heads, width), module.mrem_name, scaling=float(scaling)
-    ), None
+    kind = "Attention"
+    if positions is not None:  # (rows of distances, embeddings): what comes of the latter is stored
+        kind, inputs = "DisentangledAttention", (*inputs, positions[0])
+    shape = (batch, tokens, heads, width)
+    return _marker(kind, inputs, shape, module.mrem_name, scaling=float(scaling)), None
 
 
 def _mask(*args: Any, **kwargs: Any) -> torch.Tensor:

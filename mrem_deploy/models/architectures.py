@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mrem_deploy.base.errors import UserError
+
+CONVOLUTION = "use a checkpoint without one, such as any size of DeBERTa-v3"
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,9 @@ class Architecture:
     after_activation: str | None  # the linear fed by GELU; None where a gate makes its input signed
     projections: tuple[str, ...] = ("classifier", "qa_outputs", "classifier.out_proj")  # the heads
     final_norm: str | None = None  # applied after the last block, belongs to the last module
-    constant: str | None = None  # read by every block, so no module may train it
+    constants: tuple[str, ...] = ()  # read by every block, so no module may train them; some may be missing
     norms: Norms | None = None  # None: pre-norm, or no biases
+    disentangled: bool = False  # attention has products with relative positions (quant/disentangled.py)
 
 
 _BERT = Architecture(
@@ -84,7 +87,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention="attention.attn",
         shared_input=("q", "k", "v"),
         after_activation="output.dense",
-        constant="encoder.relative_attention_bias",
+        constants=("encoder.relative_attention_bias",),
         norms=Norms(
             embedding="embeddings.LayerNorm",
             attention_output="attention.attn.o",
@@ -92,6 +95,12 @@ ARCHITECTURES: dict[str, Architecture] = {
             feed_forward=("intermediate.dense", "output.dense"),
             last="output.LayerNorm",
         ),
+    ),
+    "deberta-v2": replace(  # DeBERTa v3 has the same model type
+        _BERT,
+        shared_input=("query_proj", "key_proj", "value_proj"),
+        constants=("encoder.rel_embeddings", "encoder.LayerNorm"),
+        disentangled=True,
     ),
     "modernbert": Architecture(
         word_embedding="embeddings.tok_embeddings",
@@ -102,6 +111,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         final_norm="final_norm",
     ),
 }
+
+
+@dataclass(frozen=True)
+class Positions:
+    """The products of disentangled attention with relative positions; none in other attention."""
+
+    products: tuple[str, ...] = ()  # "c2p": content to position, "p2c": position to content
+    shared: bool = False  # whether the projections of q and k project positions, too
 
 
 @dataclass(frozen=True)
@@ -116,6 +133,7 @@ class Anatomy:
     linears: tuple[str, ...]  # every linear that the paper quantizes, in order of execution
     shared_inputs: dict[str, str]  # linear -> attention whose input quantizer it shares
     positive_inputs: frozenset[str]  # linears whose input is mostly positive (after GELU)
+    positions: Positions  # what the attention modules do with relative positions
 
 
 def check_model_type(model_type: Any, source: Any = None) -> Architecture:
@@ -136,6 +154,10 @@ def _join(*parts: str) -> str:
 def anatomy(model: PreTrainedModel) -> Anatomy:
     """Find the layers of a Hugging Face model; a UserError lists what is supported."""
     row = check_model_type(getattr(model.config, "model_type", "unknown"))
+    if getattr(model.config, "conv_kernel_size", 0):
+        raise UserError(
+            f"this {model.config.model_type} has a convolution after its first block", CONVOLUTION
+        )
     prefix = getattr(model, "base_model_prefix", "")
     base = prefix if prefix and hasattr(model, prefix) else ""
     blocks_name = _join(base, row.blocks)
@@ -151,7 +173,17 @@ def anatomy(model: PreTrainedModel) -> Anatomy:
         if row.after_activation
         else frozenset()
     )
-    return Anatomy(row, base, _join(base, row.word_embedding), blocks, attentions, linears, shared, positive)
+    positions = _positions(model.get_submodule(attentions[0])) if row.disentangled else Positions()
+    word_embedding = _join(base, row.word_embedding)
+    return Anatomy(row, base, word_embedding, blocks, attentions, linears, shared, positive, positions)
+
+
+def _positions(attention: Any) -> Positions:
+    """What a DisentangledSelfAttention of transformers does."""
+    if not attention.relative_attention:
+        return Positions()
+    products = tuple(product for product in ("c2p", "p2c") if product in attention.pos_att_type)
+    return Positions(products, shared=bool(products) and attention.share_att_key)
 
 
 def _head_names(model: PreTrainedModel, row: Architecture) -> set[str]:

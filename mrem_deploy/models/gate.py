@@ -24,7 +24,7 @@ from typing import Any
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.strict_json import read_object
 from mrem_deploy.models import packed
-from mrem_deploy.models.architectures import check_model_type
+from mrem_deploy.models.architectures import CONVOLUTION, check_model_type
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_CONFIG, ADAPTER = "tokenizer_config.json", "adapter_config.json"
@@ -40,6 +40,7 @@ REFUSED = {
     "per_layer_config": "Use a checkpoint whose layers are all alike.",
     "kernel_config": "Remove the key.",
     "_auto_class": "Remove the key.",
+    "conv_kernel_size": f"{CONVOLUTION[:1].upper()}{CONVOLUTION[1:]}.",
 }
 # The largest encoders have 48 layers of width 4,096 and 250,000 tokens: room for ten times that.
 LARGEST = {
@@ -51,10 +52,12 @@ LARGEST = {
     "max_position_embeddings": 1_000_000,
     "type_vocab_size": 1_000,
     "relative_attention_num_buckets": 10_000,
+    "max_relative_positions": 1_000_000, "position_buckets": 10_000,
+    "attention_head_size": 50_000, "pooler_hidden_size": 50_000,
     "num_labels": 100_000,
 }  # fmt: skip
-MAY_BE_ZERO = ("type_vocab_size",)
-WITHOUT_POSITIONS = ("modernbert",)  # computed, not looked up
+LEAST = {"type_vocab_size": 0, "max_relative_positions": -1, "position_buckets": -1}  # the others: 1
+WITHOUT_POSITIONS = ("modernbert", "deberta-v2")  # computed, or relative, or not always there
 SOURCE_BITS = 8  # the fewest bits of a parameter in a full-precision checkpoint
 RESULT_BITS = 2  # and in a result
 
@@ -267,7 +270,7 @@ def _check_names(content: Mapping[str, Any], path: Path) -> None:
 def _check_sizes(content: Mapping[str, Any], path: Path) -> None:
     for key, largest in LARGEST.items():
         value = content.get(key)
-        least = 0 if key in MAY_BE_ZERO else 1
+        least = LEAST.get(key, 1)
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= largest:

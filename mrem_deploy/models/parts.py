@@ -83,10 +83,9 @@ class Part(nn.Module):
                 replace["pooler"] = None
             if found.architecture.final_norm:
                 replace[found.architecture.final_norm] = nn.Identity()
-        constant = (
-            base.get_submodule(found.architecture.constant) if found.architecture.constant else nn.Identity()
-        )
-        self.shared_parameters = frozenset(id(p) for p in constant.parameters())
+        constants = found.architecture.constants
+        shared = [part for name, part in base.named_modules() if name in constants]
+        self.shared_parameters = frozenset(id(p) for part in shared for p in part.parameters())
         view = _view(base, replace)
         if self.last and found.base:
             view = _view(model, {found.base: view})

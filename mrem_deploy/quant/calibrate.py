@@ -31,9 +31,9 @@ from mrem_deploy.quant.spec import QuantSpec
 VALUES_PER_BATCH = 1 << 15  # a random subset of each tensor is enough for a one-dimensional search
 
 
-def _valid(x: torch.Tensor, mask: torch.Tensor, sequence_dim: int) -> torch.Tensor:
-    """Elements at real tokens; `sequence_dim` is the dimension of the tokens. Pooled tensors pass."""
-    if x.dim() < 3:
+def _valid(x: torch.Tensor, mask: torch.Tensor, sequence_dim: int | None) -> torch.Tensor:
+    """Elements at real tokens; `sequence_dim` is the dimension of the tokens, if any. Pooled tensors pass."""
+    if x.dim() < 3 or sequence_dim is None:
         return x
     x = x.movedim(sequence_dim, 1)
     return x[mask] if x.shape[:2] == mask.shape else x
@@ -78,7 +78,7 @@ def observe(
     mask = torch.empty(0, dtype=torch.bool)
     handles = []
 
-    def watch(module: nn.Module, watched: list[tuple[str, int, int]]) -> None:
+    def watch(module: nn.Module, watched: list[tuple[str, int, int | None]]) -> None:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             for name, argument, sequence_dim in watched:
                 x = args[argument] if args else kwargs["hidden_states"]
@@ -101,6 +101,10 @@ def observe(
                 model.get_submodule(f"{name}.context"),
                 [(f"{name}.context.left", 0, 2), (f"{name}.context.right", 1, 2)],
             )
+            for product in found.positions.products:  # positions are no tokens: all of them count
+                watch(model.get_submodule(f"{name}.{product}"), [(f"{name}.{product}.right", 1, None)])
+        if (point := f"{name}.position_quantizer") in points:
+            watch(model.get_submodule(point), [(point, 0, None)])
     try:
         with torch.no_grad():
             for batch in interrupt.steps(batches):

@@ -7,7 +7,8 @@ rounding:
 
 * output h of a LayerNorm: its bias − z. Linears that read h: bias + W·z. The linear whose output is added to
   h (the residual connection): bias + z;
-* keys: bias of the key projection − z. All scores of a query change alike, which softmax does not see;
+* keys: bias of the key projection − z. All scores of a query change alike, which softmax does not see, unless
+  keys are multiplied with positions, too (DeBERTa);
 * values, and with them the context: bias of the value projection − z, bias of the output projection + W·z.
 
 Hidden states between blocks are shifted then. `Part` adds the shift back, so that losses, streams and
@@ -52,9 +53,11 @@ def shifts_of(model: PreTrainedModel, found: Anatomy) -> list[Shift]:
         output = f"{block}.{norms.attention_output}"
         middle, reader = f"{block}.{norms.middle}", f"{block}.{norms.feed_forward[0]}"
         inputs = tuple(f"{attention}.{name}" for name in names)
+        if not found.positions.shared:  # else the projections read positions, too, which are not shifted
+            shifts.append(Shift(before, inputs, output, hidden=number))
+        if "p2c" not in found.positions.products:
+            shifts.append(Shift(key))
         shifts += [
-            Shift(before, inputs, output, hidden=number),
-            Shift(key),
             Shift(value, (output,)),
             Shift(middle, (reader,), f"{block}.{norms.feed_forward[1]}"),
         ]

@@ -31,8 +31,8 @@ from mrem_deploy.numerics import Grid, dequantize, from_stored, quantize, symmet
 from mrem_deploy.quant import artifact, integrity
 from mrem_deploy.quant.artifact import Artifact
 from mrem_deploy.quant.hot_rows import HotRows
-from mrem_deploy.quant.insert import prepare, quantize_hidden, replace_module
-from mrem_deploy.quant.layers import ATTENTION, Matmul, QuantEmbedding, QuantLinear, input_scale
+from mrem_deploy.quant.insert import place_products, prepare, quantize_hidden, replace_module
+from mrem_deploy.quant.layers import ATTENTION, QuantEmbedding, QuantLinear, input_scale
 from mrem_deploy.quant.quantizers import LearnedScale
 
 SAVING = "save_pretrained"
@@ -274,11 +274,23 @@ class FrozenLinear(nn.Module):
         self.weight: torch.Tensor
         self.scale: torch.Tensor | None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scale = input_scale(self.input_quantizer, *self._shares)
+    def forward(self, x: torch.Tensor, shares: nn.Module | None = None) -> torch.Tensor:
+        scale = input_scale(self.input_quantizer, shares or self._shares[0])
         if self.scale is None or scale is None:
             return F.linear(self.input_quantizer(x), self.weight, self.bias)
         return scale_once(integers(x, *scale) @ self.weight.T, scale[0], self.scale, self.bias)
+
+
+def frozen_linear(
+    frozen: FrozenModel, name: str, bias: Any, own: nn.Module, shared: nn.Module | None = None
+) -> FrozenLinear:
+    """One linear of the model; `own` quantizes its input, or `shared` has done so before."""
+    packed = frozen.weights.get(name)
+    if packed is None:
+        return FrozenLinear(frozen.full[f"{name}.weight"], None, bias, own)
+    if input_scale(own, shared) is None:
+        return FrozenLinear(packed.values(), None, bias, own)
+    return FrozenLinear(packed.codes.to(packed.scale.dtype), packed.scale, bias, own, shared)
 
 
 def shell(frozen: FrozenModel, attention: str = ATTENTION) -> tuple[PreTrainedModel, Anatomy]:
@@ -315,18 +327,9 @@ def fill_layers(frozen: FrozenModel, model: PreTrainedModel, found: Anatomy) -> 
     """Put the quantized layers into a model that `fill_shell` has filled, in place."""
     points = {name: FixedScale(scale) for name, scale in frozen.scales.items()}
     for name in found.linears:
-        linear = model.get_submodule(name)
         own = points.get(f"{name}.input_quantizer", nn.Identity())
         shared = points.get(f"{found.shared_inputs.get(name)}.input_quantizer")
-        packed = frozen.weights.get(name)
-        if packed is None:
-            layer = FrozenLinear(linear.weight.detach(), None, linear.bias, own)
-        elif input_scale(own, shared) is None:
-            layer = FrozenLinear(packed.values(), None, linear.bias, own)
-        else:
-            codes = packed.codes.to(packed.scale.dtype)
-            layer = FrozenLinear(codes, packed.scale, linear.bias, own, shared)
-        replace_module(model, name, layer)
+        replace_module(model, name, frozen_linear(frozen, name, model.get_submodule(name).bias, own, shared))
     if found.word_embedding in frozen.weights:
         embedding = model.get_submodule(found.word_embedding)
         embedding.weight = nn.Parameter(frozen.weights[found.word_embedding].values(), requires_grad=False)
@@ -336,10 +339,7 @@ def fill_layers(frozen: FrozenModel, model: PreTrainedModel, found: Anatomy) -> 
         if shared is not None:
             attention.input_quantizer = shared
             attention.register_forward_pre_hook(quantize_hidden, with_kwargs=True)
-        for product in ("scores", "context"):
-            setattr(
-                attention, product, Matmul(*(points.get(f"{name}.{product}.{s}") for s in ("left", "right")))
-            )
+        place_products(found, name, attention, points)
     setattr(model, SAVING, refuse_saving)
     return model.requires_grad_(False)
 

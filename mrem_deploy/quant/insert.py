@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
 from mrem_deploy.models.architectures import Anatomy, anatomy
+from mrem_deploy.quant.disentangled import disentangle
 from mrem_deploy.quant.hot_rows import make_hot_quantizer
 from mrem_deploy.quant.layers import ATTENTION, Matmul, QuantEmbedding, QuantLinear, _RegisteredMPNetAttention
 from mrem_deploy.quant.quantizers import LearnedScale, make_weight_quantizer
@@ -33,8 +35,25 @@ def prepare(model: PreTrainedModel, attention_function: str = ATTENTION) -> Anat
         if isinstance(attention, MPNetSelfAttention):
             attention.__class__ = _RegisteredMPNetAttention
             attention.attention_function = attention_function
-        attention.scores, attention.context = Matmul(), Matmul()
+    if found.architecture.disentangled:
+        encoder = model.get_submodule(found.blocks[0].rpartition(".layer.")[0])
+        disentangle(encoder, [model.get_submodule(name) for name in found.attentions], attention_function)
+    for name in found.attentions:
+        place_products(found, name, model.get_submodule(name), {})
     return found
+
+
+def place_products(found: Anatomy, name: str, attention: Any, scales: Mapping[str, nn.Module]) -> None:
+    """The matmuls of the attention module `name`, with those quantizers of `scales` that are theirs."""
+    for product in ("scores", "context"):
+        sides = (scales.get(f"{name}.{product}.{side}") for side in ("left", "right"))
+        setattr(attention, product, Matmul(*sides))
+    # The first operand is a query or a key, which `scores` has as well.
+    content = {"c2p": attention.scores.left, "p2c": attention.scores.right}
+    for product in found.positions.products:
+        setattr(attention, product, Matmul(None, scales.get(f"{name}.{product}.right"), content[product]))
+    if found.positions.shared:
+        attention.position_quantizer = scales.get(f"{name}.position_quantizer", nn.Identity())
 
 
 def activation_points(found: Anatomy, spec: QuantSpec) -> dict[str, bool]:
@@ -49,6 +68,9 @@ def activation_points(found: Anatomy, spec: QuantSpec) -> dict[str, bool]:
             points[f"{name}.scores.left"] = points[f"{name}.scores.right"] = False
             points[f"{name}.context.left"] = True
             points[f"{name}.context.right"] = False
+            points |= {f"{name}.{product}.right": False for product in found.positions.products}
+        if found.positions.shared and f"{name}.input_quantizer" in points:
+            points[f"{name}.position_quantizer"] = False
     return {name: asymmetric and not spec.symmetric for name, asymmetric in points.items()}
 
 
@@ -63,9 +85,9 @@ def insert_quantizers(
     `scales` holds the initial activation quantizers by the names of `activation_points`. `counts` says how
     often every token occurs in the calibration sentences: hot rows are chosen by it.
     Rules: (1) every linear but the head, and the word embedding, unless `keep_fp` matches its
-    name; (2) q, k, v share the input quantizer of their attention module; (3) 32 bits mean
-    identity; (4) the word embedding is quantized as `QuantSpec.embedding` says. If `keep_fp` matches
-    one of q, k and v, that one still reads the tensor quantized for the others.
+    name; (2) q, k, v share the input quantizer of their attention module, and an operand of two products has
+    one quantizer; (3) 32 bits mean identity; (4) the word embedding is quantized as `QuantSpec.embedding`
+    says. If `keep_fp` matches one of q, k and v, that one still reads the tensor quantized for the others.
     """
     found = anatomy(model)
     for name in found.linears:
@@ -83,9 +105,7 @@ def insert_quantizers(
         if shared is not None and name in found.shared_inputs.values():
             attention.input_quantizer = shared
             attention.register_forward_pre_hook(quantize_hidden, with_kwargs=True)
-        for product in ("scores", "context"):
-            sides = (scales.get(f"{name}.{product}.{side}") for side in ("left", "right"))
-            setattr(attention, product, Matmul(*sides))
+        place_products(found, name, attention, scales)
     embedding = model.get_submodule(found.word_embedding)
     embedding.sparse = True  # also at full precision only rows that occur are updated
     of_rows = spec.embedding(found.word_embedding)

@@ -20,6 +20,8 @@ from mrem_deploy.models.architectures import anatomy
 from mrem_deploy.models.loading import HEADS
 from mrem_deploy.numerics import ACTIVATION_BITS, activation_grid
 from mrem_deploy.quant import hot_rows
+from mrem_deploy.quant.insert import activation_points
+from mrem_deploy.quant.spec import QuantSpec
 
 MIDRISE = "midrise"
 GRID_KEYS = {"bits", "low", "high", "zero_point"}
@@ -222,9 +224,7 @@ def model_findings(
             found.append(f"the weight {name} belongs to no layer of the model")
         elif shapes.pop(f"{name}.weight", None) != tuple(entry["shape"]):
             found.append(f"the weight {name} has not the shape that config.json describes")
-    points = {f"{name}.input_quantizer" for name in (*parts.linears, *parts.attentions)}
-    sides = ("scores.left", "scores.right", "context.left", "context.right")
-    points |= {f"{name}.{side}" for name in parts.attentions for side in sides}
+    points = activation_points(parts, QuantSpec())
     found += [
         f"the activation {name} belongs to no layer of the model"
         for name in manifest["steps"]

@@ -47,8 +47,8 @@ class QuantLinear(nn.Module):
         self.input_quantizer = input_quantizer
         self._shares = (shares,)  # in a tuple: it is another module's child, not ours
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scale = input_scale(self.input_quantizer, *self._shares)
+    def forward(self, x: torch.Tensor, shares: nn.Module | None = None) -> torch.Tensor:
+        scale = input_scale(self.input_quantizer, shares or self._shares[0])
         if scale is None or isinstance(self.weight_quantizer, nn.Identity):  # one operand is full precision
             return F.linear(self.input_quantizer(x), self.weight_quantizer(self.weight), self.bias)
         weight_scale = self.weight_quantizer.weight_scale(self.weight)
@@ -56,6 +56,13 @@ class QuantLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in={self.weight.shape[1]}, out={self.weight.shape[0]}"
+
+
+def read_quantized(linear: nn.Module, x: torch.Tensor, quantizer: nn.Module) -> torch.Tensor:
+    """linear(x), where `quantizer` (unless the identity) has quantized x, not the attention module's."""
+    if isinstance(linear, nn.Linear) or isinstance(quantizer, nn.Identity):
+        return linear(x)
+    return linear(x, quantizer)
 
 
 def input_scale(own: Any, shared: Any) -> tuple[torch.Tensor, Grid] | None:
@@ -86,15 +93,21 @@ class QuantEmbedding(nn.Module):
 
 
 class Matmul(nn.Module):
-    """a·b with the quantizers of both operands in front (plain in the full-precision model)."""
+    """a·b with the quantizers of both operands in front (plain in the full-precision model).
 
-    def __init__(self, left: nn.Module | None = None, right: nn.Module | None = None) -> None:
+    An operand that another product has, too, `shares` that one's quantizer on the left.
+    """
+
+    def __init__(
+        self, left: nn.Module | None = None, right: nn.Module | None = None, shares: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.left: Any = left or nn.Identity()
         self.right: Any = right or nn.Identity()
+        self._shares: Any = (shares,)  # in a tuple: it is another module's child, not ours
 
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        left, right = self.left, self.right
+        left, right = self._shares[0] or self.left, self.right
         if isinstance(left, nn.Identity) or isinstance(right, nn.Identity):
             return torch.matmul(left(a), right(b))
         return fake_quant_matmul(a, b, Quantized(left.scale, left.grid), Quantized(right.scale, right.grid))
@@ -107,14 +120,18 @@ def mrem_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
+    positions: tuple[torch.Tensor, ...] | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """softmax(Q̂·K̂ᵀ·scaling + mask), quantized again before P̂·V̂.
+    """softmax((Q̂·K̂ᵀ + what disentangled attention adds)·scaling + mask), quantized again before P̂·V̂.
 
     The scaling comes after the matmul: q and k are quantized as the projections leave them.
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = module.scores(query, key.transpose(-1, -2)) * scaling  # (B, heads, T, T)
+    scores = module.scores(query, key.transpose(-1, -2))  # (B, heads, T, T)
+    if positions is not None:
+        scores = scores + module.position_scores(query, key, *positions)
+    scores = scores * scaling
     if attention_mask is not None:
         scores = scores + attention_mask
     probabilities = scores.softmax(dim=-1)

@@ -22,6 +22,7 @@ from mrem_deploy.base.progress import bar
 from mrem_deploy.data.encoded import BatchSchedule
 from mrem_deploy.models.parts import Part, carve
 from mrem_deploy.quant.layers import Matmul, QuantEmbedding, QuantLinear
+from mrem_deploy.quant.quantizers import LearnedScale
 from mrem_deploy.train.activation_cache import CacheSettings
 from mrem_deploy.train.checkpoint import CheckpointStore
 from mrem_deploy.train.job import Curve, TrainJob, TrainLog, TrainSettings
@@ -67,6 +68,8 @@ def find_units(
     order: list[str] = []
     names = {module: name for name, module in student.view.named_modules()}
     matmuls = [m for m in names if isinstance(m, QuantLinear | QuantEmbedding | Matmul)]
+    # What disentangled attention projects besides: its scale belongs to no matmul that is trained by itself.
+    matmuls += [m for m in names if isinstance(m, LearnedScale) and names[m].endswith(".position_quantizer")]
     handles = [m.register_forward_pre_hook(lambda m, _: order.append(names[m])) for m in matmuls]
     try:
         with torch.no_grad():
@@ -75,7 +78,7 @@ def find_units(
         for handle in handles:
             handle.remove()
     units: dict[str, Unit] = {}
-    for name in order:
+    for name in dict.fromkeys(order):  # DeBERTa's projections of q and k project positions, too
         member, twin = student.view.get_submodule(name), teacher.view.get_submodule(name)
         parent_name = name.rpartition(".")[0]
         parent = student.view.get_submodule(parent_name)

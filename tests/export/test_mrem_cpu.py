@@ -25,8 +25,8 @@ from mrem_deploy.export.panels import Stored, panels, rows, stored_as  # noqa: E
 from mrem_deploy.quant.frozen import FrozenModel  # noqa: E402
 from mrem_deploy.quant.spec import QuantSpec  # noqa: E402
 
-# Of three blocks: what becomes one operator. MPNet's attention has relative positions, ModernBERT is pre-norm
-# with gates; there, the linears are operators: q, k and v as one, and the output.
+# Of three blocks: what becomes one operator. In MPNet and DeBERTa attention has relative positions, ModernBERT
+# is pre-norm with gates; there, the linears are operators: q, k and v as one, and the output.
 EMBEDDING_AND_BLOCKS = {"PackedEmbedding": 1, "AttentionBlock": 3, "FeedForwardBlock": 3}
 EXPECTED = {
     "bert": EMBEDDING_AND_BLOCKS | {"LowBitLinear": 1},  # the pooler, or a dense layer of the head
@@ -35,6 +35,7 @@ EXPECTED = {
     "electra": EMBEDDING_AND_BLOCKS | {"LowBitLinear": 1 + 1},  # and the projection of its embeddings
     "distilbert": EMBEDDING_AND_BLOCKS | {"LowBitLinear": 1},
     "mpnet": {"PackedEmbedding": 1, "FeedForwardBlock": 3, "LowBitLinear": 3 * 2 + 1},
+    "deberta-v2": {"FeedForwardBlock": 3, "LowBitLinear": 3 * 2 + 1},
     "modernbert": {"LowBitLinear": 3 * 4 + 1},
 }
 

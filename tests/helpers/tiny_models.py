@@ -37,12 +37,29 @@ HEADS_PER_BLOCK = 2  # so a head is 8 wide
 VOCABULARY = 60
 POSITIONS = 40
 FIRST_WORD = 5  # ids below are special tokens
-ARCHITECTURES = ("bert", "roberta", "xlm-roberta", "electra", "distilbert", "mpnet", "modernbert")
+ARCHITECTURES = (
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "electra",
+    "distilbert",
+    "mpnet",
+    "deberta-v2",
+    "modernbert",
+)
+# What only disentangled attention quantizes: positions, before and after they are projected.
+POSITION_POINTS = ("position_quantizer", "c2p.right", "p2c.right")
+READ_BY_ALL = {  # parameters of the encoder that every block reads, by architecture; no module trains them
+    "mpnet": {"relative_attention_bias.weight"},
+    "deberta-v2": {"rel_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias"},
+}
 HEAD_NAMES = tuple(HEADS)
 EVERY_MODEL = [(kind, head) for kind in ARCHITECTURES for head in HEAD_NAMES]
 
 
-def tiny_config(kind: str, head: str = "sequence-classification") -> transformers.PretrainedConfig:
+def tiny_config(
+    kind: str, head: str = "sequence-classification", **changes: Any
+) -> transformers.PretrainedConfig:
     shape: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": WIDTH,
@@ -56,11 +73,15 @@ def tiny_config(kind: str, head: str = "sequence-classification") -> transformer
         shape["hidden_dim"] = 24  # its name of the intermediate size
     if kind == "electra":
         shape["embedding_size"] = 12  # unlike the hidden size: ELECTRA then projects its embeddings
+    if kind == "deberta-v2":  # as v3: buckets, some of them logarithmic, and one projection for all
+        shape |= {"relative_attention": True, "position_buckets": 4, "max_relative_positions": 8}
+        shape |= {"pos_att_type": ["p2c", "c2p"], "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+        shape |= {"position_biased_input": False, "type_vocab_size": 0, "pad_token_id": 0}
     if kind == "modernbert":
         # A window narrower than the sentences, and two kinds of blocks: global, local, global.
         shape |= {"local_attention": 4, "global_attn_every_n_layers": 2, "pad_token_id": 0}
         shape |= {"cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2}
-    return transformers.AutoConfig.for_model(kind, **shape)
+    return transformers.AutoConfig.for_model(kind, **(shape | changes))
 
 
 @torch.no_grad()
@@ -69,9 +90,11 @@ def tiny_model(
     head: str = "sequence-classification",
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    **changes: Any,
 ) -> nn.Module:
     """A model in evaluation mode with weights that make every part of it matter."""
-    model = getattr(transformers, HEADS[head]).from_config(tiny_config(kind, head)).eval().to(dtype)
+    config = tiny_config(kind, head, **changes)
+    model = getattr(transformers, HEADS[head]).from_config(config).eval().to(dtype)
     generator = torch.Generator().manual_seed(seed)
     for value in model.parameters():
         noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(dtype)

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tiny_models import ARCHITECTURES, BLOCKS, EVERY_MODEL, state_of, tiny_batch, tiny_config, tiny_model
+from tiny_models import (
+    ARCHITECTURES,
+    BLOCKS,
+    EVERY_MODEL,
+    READ_BY_ALL,
+    state_of,
+    tiny_batch,
+    tiny_config,
+    tiny_model,
+)
 from torch import nn
 
 from mrem_deploy.base.errors import UserError
@@ -105,7 +114,7 @@ def test_what_stands_in_padding_does_not_reach_a_token(kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "head"), EVERY_MODEL)
 def test_every_parameter_belongs_to_one_part(kind: str, head: str) -> None:
-    """Shared with the model, not copied; only MPNet's relative bias is read by all, and trained by none."""
+    """Shared with the model, not copied; only what stands for positions is read by all, trained by none."""
     model = tiny_model(kind, head)
     before = state_of(model)
     parts = carve(model, [0, 1, 2, 3])
@@ -116,9 +125,7 @@ def test_every_parameter_belongs_to_one_part(kind: str, head: str) -> None:
             assert id(parameter) in everything
             owners[id(parameter)] += 1
     shared = {everything[key] for key, count in owners.items() if count != 1}
-    assert {name.rpartition("encoder.")[2] for name in shared} == (
-        {"relative_attention_bias.weight"} if kind == "mpnet" else set()
-    )
+    assert {name.rpartition("encoder.")[2] for name in shared} == READ_BY_ALL.get(kind, set())
     for part in parts:
         assert {everything[key] for key in part.shared_parameters} == shared
     assert model.state_dict().keys() == before.keys()  # carving takes nothing out of the model
@@ -153,6 +160,8 @@ def test_electra_projects_its_embeddings_in_the_first_module_only() -> None:
         ("bert", "question-answering", "qa_outputs"),
         ("modernbert", "question-answering", "classifier"),
         ("distilbert", "token-classification", "classifier"),
+        ("deberta-v2", "sequence-classification", "classifier"),
+        ("deberta-v2", "question-answering", "qa_outputs"),
     ],
 )
 def test_the_head_is_the_final_projection_only(kind: str, head: str, projection: str) -> None:

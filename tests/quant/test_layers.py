@@ -6,7 +6,16 @@ import fnmatch
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, BLOCKS, EVERY_MODEL, quantized_twin, tiny_batch, tiny_model, tiny_pair
+from tiny_models import (
+    ARCHITECTURES,
+    BLOCKS,
+    EVERY_MODEL,
+    POSITION_POINTS,
+    quantized_twin,
+    tiny_batch,
+    tiny_model,
+    tiny_pair,
+)
 from torch import nn
 
 from mrem_deploy.models.architectures import anatomy, model_outputs
@@ -24,6 +33,7 @@ PER_BLOCK = {
     "electra": 6,
     "distilbert": 6,
     "mpnet": 6,
+    "deberta-v2": 6,
     "modernbert": 4,
 }
 # linears outside the blocks that are quantized, by head: poolers and dense layers in front of the projection
@@ -35,6 +45,7 @@ OUTSIDE = {
         "electra": 2,
         "distilbert": 1,
         "mpnet": 1,
+        "deberta-v2": 1,
     },
     "token-classification": {"electra": 1},
     "question-answering": {"electra": 1},
@@ -135,8 +146,11 @@ def test_what_is_quantized_and_what_is_not(kind: str, head: str) -> None:
     embeddings = {
         name.rpartition(".")[2] for name, part in student.named_modules() if isinstance(part, nn.Embedding)
     }
-    assert embeddings <= {"position_embeddings", "token_type_embeddings", "relative_attention_bias"}
-    assert ("position_embeddings" in embeddings) == (kind != "modernbert")
+    assert embeddings <= {
+        *("position_embeddings", "token_type_embeddings"),
+        *("relative_attention_bias", "rel_embeddings"),
+    }
+    assert ("position_embeddings" in embeddings) == (kind not in ("modernbert", "deberta-v2"))
     for part in student.modules():
         if isinstance(part, nn.LayerNorm | nn.Embedding | nn.Linear):
             assert not any(isinstance(inner, LearnedScale | TWN | Midrise | LAQ) for inner in part.modules())
@@ -204,6 +218,7 @@ def test_only_softmax_and_gelu_are_asymmetric(kind: str, symmetric: bool) -> Non
     assert asymmetric == (set() if symmetric else expected)
     # four products' operands per block, one point per linear that does not share, one for each shared three
     inside = BLOCKS * (4 + PER_BLOCK[kind] - (0 if kind == "modernbert" else 2))
+    inside += BLOCKS * (len(POSITION_POINTS) if kind == "deberta-v2" else 0)
     assert len(points) == inside + OUTSIDE["sequence-classification"][kind]
 
 
@@ -213,8 +228,8 @@ def test_every_operand_of_every_product_lies_on_its_grid(kind: str, bits: int, s
     """Both operands of each multiplication of the running model have at most 2^bits values."""
     _, student = tiny_pair(kind, spec=QuantSpec(2, 2, bits, symmetric=symmetric))
     products = [m for m in student.modules() if isinstance(m, Matmul)]
-    assert len(products) == 2 * BLOCKS
-    grids = [part.grid for m in products for part in (m.left, m.right)]
+    assert len(products) == (4 if kind == "deberta-v2" else 2) * BLOCKS
+    grids = [part.grid for m in products for part in (m._shares[0] or m.left, m.right)]
     signed = activation_grid(bits)
     assert set(grids) == ({signed} if symmetric else {signed, asymmetric_grid(bits, 0)})
     for module in student.modules():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny_models import (
     ARCHITECTURES,
+    READ_BY_ALL,
     assert_same_state,
     differing,
     quantized_twin,
@@ -83,9 +84,9 @@ def test_training_lowers_the_loss_of_each_module_and_touches_nothing_else(kind: 
         others -= trainer.student.shared_parameters
         assert not any(p.grad is not None for p in student.parameters() if id(p) in others)
     assert_same_state(state_of(teacher), full)
-    # MPNet's relative bias is read by every block: no module may train it, not even a single one.
-    if kind == "mpnet":
-        name = "mpnet.encoder.relative_attention_bias.weight"
+    # What every block reads no module may train, not even a single one.
+    for parameter in READ_BY_ALL.get(kind, ()):
+        (name,) = (name for name in full if name.endswith(f"encoder.{parameter}"))
         assert torch.equal(student.state_dict()[name], full[name])
 
 
@@ -99,9 +100,7 @@ def test_all_that_can_learn_learns(kind: str) -> None:
     for step in range(3):
         trainer.step(step, batch, None, None)
     same = before.keys() - differing(student.state_dict(), before)
-    assert {name.rpartition("encoder.")[2] for name in same} == (
-        {"relative_attention_bias.weight"} if kind == "mpnet" else set()
-    )
+    assert {name.rpartition("encoder.")[2] for name in same} == READ_BY_ALL.get(kind, set())
     words = anatomy(student).word_embedding
     absent = torch.ones(60, dtype=torch.bool)
     absent[batch["input_ids"][batch["attention_mask"].bool()]] = False

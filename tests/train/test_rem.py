@@ -23,6 +23,7 @@ from torch import nn
 from mrem_deploy import recipe_defaults
 from mrem_deploy.models.parts import carve
 from mrem_deploy.quant.layers import Matmul, QuantEmbedding, QuantLinear
+from mrem_deploy.quant.quantizers import LearnedScale
 from mrem_deploy.quant.spec import QuantSpec
 from mrem_deploy.recipe import Recipe
 from mrem_deploy.train import checkpoint, rem
@@ -94,7 +95,12 @@ def test_the_products_of_bert_in_the_order_of_execution() -> None:
 def test_every_product_is_in_one_unit(kind: str, bits: int) -> None:
     student, units = units_of(kind, QuantSpec(2, 2, bits))
     members = [id(member) for block in units for unit in block for member in unit.members]
-    products = [m for m in student.modules() if isinstance(m, QuantLinear | QuantEmbedding | Matmul)]
+    products = [
+        m
+        for name, m in student.named_modules()
+        if isinstance(m, QuantLinear | QuantEmbedding | Matmul)
+        or (isinstance(m, LearnedScale) and name.endswith("position_quantizer"))
+    ]
     assert sorted(members) == sorted(id(m) for m in products)
     trainable = [id(p) for block in units for unit in block for m in unit.trainable() for p in m.parameters()]
     assert len(trainable) == len(set(trainable))
@@ -103,7 +109,7 @@ def test_every_product_is_in_one_unit(kind: str, bits: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["bert", "electra", "distilbert", "mpnet", "modernbert"]
+    "kind", ["bert", "electra", "distilbert", "mpnet", "deberta-v2", "modernbert"]
 )  # RoBERTa is a BERT here
 def test_rem_lowers_the_error_of_its_products_and_touches_nothing_else(kind: str) -> None:
     """One batch holds all examples. Norms, head and what no product owns keep every bit."""
@@ -113,7 +119,9 @@ def test_rem_lowers_the_error_of_its_products_and_touches_nothing_else(kind: str
     log = train_rem(train_job(teacher, student, tiny_encoded(kind), **rates))
     for name, curve in log.curves.items():
         assert len(curve) == 10
-        if name.endswith(("_embeddings", ".scores", ".context")):  # TWN's scale is the best already;
+        if name.endswith(
+            ("_embeddings", ".scores", ".context", ".c2p", ".p2c")
+        ):  # TWN's scale is the best already;
             assert curve[-1][1] < 1.05 * curve[0][1], name  # two steps alone may have nothing to win
         else:
             assert curve[-1][1] < curve[0][1], name
@@ -123,7 +131,11 @@ def test_rem_lowers_the_error_of_its_products_and_touches_nothing_else(kind: str
         if isinstance(part, QuantLinear | QuantEmbedding | Matmul)
         for inner, _ in part.named_parameters()
     }
-    own |= {name for name in before if name.endswith("input_quantizer.log_scale")}
+    own |= {
+        name
+        for name in before
+        if name.endswith(("input_quantizer.log_scale", "position_quantizer.log_scale"))
+    }
     changed = differing(student.state_dict(), before)
     assert changed <= own
     weights = {name for name in own if name.endswith(".weight")}
