@@ -32,9 +32,11 @@ from mrem_deploy.export import bit_fields
 from mrem_deploy.export.builder import CONTRIB, Builder
 from mrem_deploy.export.disentangled import disentangled_scores
 from mrem_deploy.export.fusion import Fusion
+from mrem_deploy.export.gelu import lower_gelu
 from mrem_deploy.export.hot_rows import add_hot_rows
 from mrem_deploy.export.ids import refuse_negative_ids
 from mrem_deploy.export.linears import Linears, name_of
+from mrem_deploy.export.moves import before_moves
 from mrem_deploy.export.panels import stored_as
 from mrem_deploy.export.profiles import Profile
 from mrem_deploy.export.skeleton import DOMAIN
@@ -43,7 +45,6 @@ from mrem_deploy.models.architectures import Anatomy
 from mrem_deploy.numerics import to_stored
 from mrem_deploy.quant.frozen import FrozenModel, FrozenScale, FrozenWeight
 
-GELU_OPSET = 20  # the first opset with Gelu
 HEADS_FIRST = [0, 2, 1, 3]  # (B, T, heads, d) ↔ (B, heads, T, d)
 
 
@@ -78,7 +79,7 @@ class Lowering:
             "Embedding": self._embedding,
             "Attention": self._attention,
             "DisentangledAttention": self._attention,
-            "Gelu": self._gelu,
+            "Gelu": lambda node: lower_gelu(self.build, node, self.opset),
             "Hidden": self._hidden,
         }
         if self.fusion:
@@ -100,7 +101,7 @@ class Lowering:
             return None
         key = (x, name)
         if key not in self._quantized:
-            moved, moves = _before_moves(x)
+            moved, moves = before_moves(x)
             codes = self._quantize_here(moved, name, frozen)
             value = codes.codes
             for number, move in enumerate(moves):
@@ -136,9 +137,9 @@ class Lowering:
     def stored_codes(self, codes: ir.Value, name: str, frozen: FrozenScale) -> Codes:
         """The same for integers that are stored, on a symmetric grid, in the profile's form."""
         scale = frozen.scale.float().numpy().reshape(())
-        shift, kind = (128, np.uint8) if self.profile.zero_points else (0, np.int8)
-        scale_value = self.build.constant(scale, np.float32, f"{name}.scale")
-        return Codes(codes, scale_value, self.build.constant(shift, kind, f"{name}.zero_point"), float(scale))
+        kind, build = np.uint8 if self.profile.zero_points else np.int8, self.build
+        zero_point = build.constant(128 if kind == np.uint8 else 0, kind, f"{name}.zero_point")
+        return Codes(codes, build.constant(scale, np.float32, f"{name}.scale"), zero_point, float(scale))
 
     def _dequantize(self, quantized: Codes, name: str, factor: float = 1.0) -> ir.Value:
         if name not in self._dequantized:
@@ -366,36 +367,8 @@ class Lowering:
             y = build.op("Add", y, build.op("Mul", sums, offset, name=f"{name}.shift"), name=f"{name}.sum")
         return y
 
-    def _gelu(self, node: ir.Node) -> None:
-        """x · Φ(x) by the error function, as in the models."""
-        x, build = node.inputs[0], self.build
-        assert x is not None
-        name = f"{x.name}.gelu"
-        if self.opset >= GELU_OPSET:
-            build.replace(node, build.op("Gelu", x, name=name))
-            return
-        half, one, root = (build.constant(c, np.float32, f"gelu.{c:.3g}") for c in (0.5, 1.0, 2.0**0.5))
-        error = build.op("Erf", build.op("Div", x, root, name=f"{name}.scaled"), name=f"{name}.erf")
-        doubled = build.op("Mul", x, build.op("Add", error, one, name=f"{name}.one"), name=f"{name}.doubled")
-        build.replace(node, build.op("Mul", doubled, half, name=name))
-
     def _hidden(self, node: ir.Node) -> None:
         x = node.inputs[0]
         assert x is not None
         x.name = name_of(node)
         self.build.replace(node, x)
-
-
-def _before_moves(x: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
-    """The value before Reshape and Transpose nodes that only move elements, and those nodes in order.
-
-    Only if nothing else reads the rearranged floats: otherwise they would be needed anyway."""
-    moves: list[ir.Node] = []
-    while True:
-        node = x.producer()
-        if node is None or node.op_type not in ("Reshape", "Transpose") or len(x.consumers()) > 1:
-            return x, moves
-        moves.insert(0, node)
-        source = node.inputs[0]
-        assert source is not None
-        x = source

@@ -25,8 +25,8 @@ from mrem_deploy.export.panels import Stored, panels, rows, stored_as  # noqa: E
 from mrem_deploy.quant.frozen import FrozenModel  # noqa: E402
 from mrem_deploy.quant.spec import QuantSpec  # noqa: E402
 
-# Of three blocks: what becomes one operator. MPNet and DeBERTa have relative positions in attention, ModernBERT
-# is pre-norm with gates; there, the linears are operators: q, k and v as one, and the output.
+# Of three blocks: what becomes one operator. MPNet and DeBERTa attend by relative positions, and
+# ModernBERT is pre-norm with gates; there, the linears are operators: q, k and v as one, and the output.
 EMBEDDING_AND_BLOCKS = {"PackedEmbedding": 1, "AttentionBlock": 3, "FeedForwardBlock": 3}
 EXPECTED = {
     "bert": EMBEDDING_AND_BLOCKS | {"LowBitLinear": 1},  # the pooler, or a dense layer of the head
