@@ -7,7 +7,7 @@ of 8-bit codes for each product of each block, (heads, positions, d). A run gath
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -15,12 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from mrem_deploy.export.codes import Codes, Multiplies
 from mrem_deploy.models.architectures import Anatomy
 from mrem_deploy.numerics import quantize
 from mrem_deploy.quant.frozen import FixedScale, FrozenModel, frozen_linear
-
-if TYPE_CHECKING:
-    from mrem_deploy.export.lower import Codes, Lowering
 
 PROJECTIONS = {  # of positions: where those of q and k do it, and where there are others
     "c2p": ("key_proj", "pos_key_proj"),
@@ -45,7 +43,7 @@ def projected(frozen: FrozenModel, found: Anatomy, attention: str, product: str)
 
 
 def disentangled_scores(
-    lowering: Lowering, name: str, query: ir.Value, key: ir.Value, rows: ir.Value | None, scaling: float
+    lowering: Multiplies, name: str, query: ir.Value, key: ir.Value, rows: ir.Value | None, scaling: float
 ) -> ir.Value:
     """The sum of three products; queries and keys are quantized once for two of them."""
     assert rows is not None
@@ -62,7 +60,7 @@ def disentangled_scores(
 
 
 def _position_scores(
-    lowering: Lowering,
+    lowering: Multiplies,
     name: str,
     product: str,
     content: ir.Value,
@@ -76,11 +74,11 @@ def _position_scores(
     which = build.constant(0 if product == "c2p" else 1, np.int64, f"rows.{product}")
     rows = build.op("Gather", rows, which, name=f"{title}.rows", axis=0)
     scale = lowering.frozen.scales.get(f"{title}.right")
-    codes: Any = table.float().numpy()
+    values: Any = table.float().numpy()
     if scale is not None:
         kind, shift = (np.uint8, 128) if lowering.profile.zero_points else (np.int8, 0)
-        codes = (quantize(table, scale.scale, scale.grid).numpy() + shift).astype(kind)
-    stored = build.initializer(ir.tensor(np.ascontiguousarray(codes), name=f"{title}.positions"))
+        values = (quantize(table, scale.scale, scale.grid).numpy() + shift).astype(kind)
+    stored = build.initializer(ir.tensor(np.ascontiguousarray(values), name=f"{title}.positions"))
     used = build.op("Gather", stored, rows, name=f"{title}.used", axis=1)
     used = build.op("Transpose", used, name=f"{title}.turned", perm=[0, 2, 1])  # (heads, d, 2T)
     codes = None if scale is None else lowering.stored_codes(used, f"{title}.right", scale)
@@ -89,7 +87,7 @@ def _position_scores(
     return build.op("Transpose", y, name=f"{title}.scores", perm=[0, 1, 3, 2]) if product == "p2c" else y
 
 
-def _skewed(lowering: Lowering, title: str, y: ir.Value) -> ir.Value:
+def _skewed(lowering: Multiplies, title: str, y: ir.Value) -> ir.Value:
     """(B, heads, T, 2T) → (B, heads, T, T): row i begins at T − 1 − i."""
     build = lowering.build
 

@@ -23,13 +23,14 @@ All the rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from mrem_deploy.export import bit_fields
 from mrem_deploy.export.builder import CONTRIB, Builder
+from mrem_deploy.export.codes import Codes
 from mrem_deploy.export.disentangled import disentangled_scores
 from mrem_deploy.export.fusion import Fusion
 from mrem_deploy.export.gelu import lower_gelu
@@ -46,17 +47,6 @@ from mrem_deploy.numerics import to_stored
 from mrem_deploy.quant.frozen import FrozenModel, FrozenScale, FrozenWeight
 
 HEADS_FIRST = [0, 2, 1, 3]  # (B, T, heads, d) ↔ (B, heads, T, d)
-
-
-@dataclass(frozen=True)
-class Codes:
-    """A quantized activation: value = (codes − zero_point) · scale + offset."""
-
-    codes: ir.Value
-    scale: ir.Value
-    zero_point: ir.Value
-    scale_number: float  # the number in `scale`
-    offset: float = 0.0  # what a profile without zero points must add after the matmul
 
 
 class Lowering:
