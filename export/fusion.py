@@ -64,6 +64,9 @@ class Fusion:
         if weight is None or norm is None or not _is_norm(norm) or len(tables) not in (1, 2) or not self.mask:
             return
         types, positions = (tables[0] if len(tables) == 2 else None), tables[-1]
+        places = positions.inputs[1]
+        if places is None or places.is_graph_input():  # NomicBERT's types: they need a guard
+            return
         stored = stored_as(weight.bits, weight.spacing)
         form = _weight_form("codes", stored, weight.codes.shape[1] % stored.per_byte > 0)
         form |= {"type_ids"} if types else set()
@@ -72,7 +75,7 @@ class Fusion:
         inputs = [
             node.inputs[0],
             self.mask,
-            positions.inputs[1],
+            places,
             types.inputs[1] if types else None,
             self.build.initializer(codes),
             self.build.initializer(ir.tensor(scales, name=f"{name}.weight.scale")),

@@ -10,7 +10,7 @@ All the rules:
 3. Activations are in 8-bit types, symmetric ones shifted by a zero point of 128. 4-bit codes follow a Clip to
    their range, because no runtime has 4-bit matmuls.
 4. Both operands of q·kᵀ and p·v are quantized like any other. The factor before the softmax is folded into
-   the scale that dequantizes q.
+   the scale that dequantizes q. Heads that read the same keys are one matrix with more rows.
 5. Quantizers commute with Reshape and Transpose, so q, k and v are quantized before they are rearranged: this
    moves bytes instead of floats.
 6. Biases are added in float, as (1, 1, N) to three axes: onnxruntime turns other forms into a float Gemm.
@@ -148,7 +148,8 @@ class Lowering:
         names = [name_of(member) for member in group]
         attention = self.found.shared_inputs.get(names[0])
         quantizer = f"{attention or names[0]}.input_quantizer"
-        title = names[0] if len(group) == 1 else f"{attention}.qkv"
+        merged = "qkv" if attention in self.found.attentions else "gate_up"
+        title = names[0] if len(group) == 1 else f"{attention}.{merged}"
         x = node.inputs[0]
         assert x is not None
         sentence = x.shape is not None and len(x.shape) == 2  # (B, H): one vector per sentence
@@ -305,18 +306,32 @@ class Lowering:
         assert key is not None
         assert value is not None
         scaling = float(node.attributes["scaling"].value)
+        heads, groups = _heads(query), _heads(key)
         if node.op_type == "DisentangledAttention":
             scores = disentangled_scores(self, name, query, key, mask.pop(), scaling)
         else:
             turned = build.op("Transpose", key, name=f"{name}.key.turned", perm=[0, 1, 3, 2])
+            if heads != groups:
+                query = self._in_heads(query, groups, f"{name}.query.grouped")
             scores = self._matmul(f"{name}.scores", query, turned, scaling)
+        if heads != groups:
+            scores = self._in_heads(scores, heads, f"{name}.scores.apart")
         if mask:
             scores = build.op("Add", scores, mask[0], name=f"{name}.masked")
         probabilities = build.op("Softmax", scores, name=f"{name}.probabilities", axis=-1)
+        if heads != groups:
+            probabilities = self._in_heads(probabilities, groups, f"{name}.probabilities.grouped")
         context = self._matmul(f"{name}.context", probabilities, value)
+        if heads != groups:
+            context = self._in_heads(context, heads, f"{name}.context.apart")
         self.build.replace(
             node, build.op("Transpose", context, name=f"{name}.context.turned", perm=HEADS_FIRST)
         )
+
+    def _in_heads(self, x: ir.Value, heads: int, name: str) -> ir.Value:
+        """(B, ·, ·, d) as (B, heads, ·, d): rows of heads that read the same keys are one after another."""
+        shape = self.build.constant([0, heads, -1, 0], np.int64, f"in.{heads}.heads")
+        return self.build.op("Reshape", x, shape, name=name)
 
     def _matmul(self, name: str, left: ir.Value, right: ir.Value, factor: float = 1.0) -> ir.Value:
         """left·right·factor, with operands quantized if they have scales."""
@@ -362,3 +377,9 @@ class Lowering:
         assert x is not None
         x.name = name_of(node)
         self.build.replace(node, x)
+
+
+def _heads(x: ir.Value) -> int:
+    heads = x.shape[1] if x.shape is not None else None  # (B, heads, ·, ·)
+    assert isinstance(heads, int), f"{x.name} has no known number of heads"
+    return heads

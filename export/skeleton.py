@@ -6,7 +6,7 @@ own domain with the layer's name; `lower.py` replaces every marker:
 
     mrem.Embedding(ids)                 the word embedding
     mrem.Linear(x)                      any linear but the head, with the quantizer of its input
-    mrem.Attention(q, k, v, mask)       (B, heads, T, d) three times → (B, T, heads, d)
+    mrem.Attention(q, k, v, mask)       (B, heads, T, d) three times → (B, T, heads, d); k and v: fewer heads
     mrem.DisentangledAttention(q, k, v, mask, rows)  the same of DeBERTa; rows of distances (2, 2T)
     mrem.Gelu(x)                        one operator from opset 20 on, five before
     mrem.Hidden(x)                      a name for the embeddings' output and for every block's
@@ -68,9 +68,11 @@ class _Embedding(nn.Module):
     def __init__(self, name: str, embedding: nn.Embedding) -> None:
         super().__init__()
         self.name, self.width, self.padding_idx = name, embedding.embedding_dim, embedding.padding_idx
+        self.factor = getattr(embedding, "embed_scale", None)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return _marker("Embedding", (ids,), (*ids.shape, self.width), self.name)
+        rows = _marker("Embedding", (ids,), (*ids.shape, self.width), self.name)
+        return rows if self.factor is None else rows * self.factor
 
 
 def _attention(
@@ -98,7 +100,7 @@ def _mask(*args: Any, **kwargs: Any) -> torch.Tensor:
     """Additive mask. If every token may attend to every other, one row per sentence is enough: (B, 1, 1, T)
     broadcasts over the queries, and nothing of size T² is made."""
     if kwargs.get("mask_function") is not bidirectional_mask_function:
-        return eager_mask(*args, **kwargs)
+        return eager_mask(*args, **{**kwargs, "use_vmap": False})  # vmap cannot be traced
     dtype = kwargs.get("dtype", torch.float32)
     seen = kwargs["attention_mask"][:, None, None, :].bool()
     return torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)

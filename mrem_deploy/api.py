@@ -19,6 +19,7 @@ from mrem_deploy.base.machine import keep_large_blocks
 from mrem_deploy.base.outside import check_text, shown
 from mrem_deploy.base.progress import say
 from mrem_deploy.data.texts import Texts, encode, split_rows
+from mrem_deploy.models.architectures import check_head
 from mrem_deploy.models.loading import HEADS
 from mrem_deploy.preflight import check_model, resolve_device, select_backend
 from mrem_deploy.quant.frozen import FrozenModel, freeze
@@ -60,6 +61,7 @@ def quantize_model(
             "give a size, Recipe(bits='auto', budget_mb=…), or use mrem_deploy.run",
         )
     head = head_of(model)
+    check_head(model.config.model_type, head, "the model")
     texts = texts_of(sentences)
     device = resolve_device(recipe.device)
     select_backend(recipe.kernels, device, recipe.deterministic)

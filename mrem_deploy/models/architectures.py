@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from mrem_deploy.base.errors import UserError
 
@@ -32,6 +32,14 @@ class Norms:
 
 
 @dataclass(frozen=True)
+class Gate:
+    """A gated feed-forward network whose two halves are separate linears that read the same tensor."""
+
+    module: str  # inside one block
+    shared_input: tuple[str, ...]  # inside `module`
+
+
+@dataclass(frozen=True)
 class Architecture:
     """Paths inside the base model (first three) and inside one block (the others)."""
 
@@ -43,8 +51,13 @@ class Architecture:
     projections: tuple[str, ...] = ("classifier", "qa_outputs", "classifier.out_proj")  # the heads
     final_norm: str | None = None  # applied after the last block, belongs to the last module
     constants: tuple[str, ...] = ()  # read by every block, so no module may train them; some may be missing
-    norms: Norms | None = None  # None: pre-norm, or no biases
+    norms: Norms | None = None  # None: pre-norm, no biases, or keys that are rotated by their positions
     disentangled: bool = False  # attention has products with relative positions (quant/disentangled.py)
+    embeddings: str = "embeddings"  # what later modules do without: their input is embedded already
+    gate: Gate | None = None
+    heads: tuple[str, ...] | None = None  # those that can be quantized; None: all
+    causal: bool = False  # tokens see only those before them, unless the configuration says otherwise
+    positions_from_mask: bool = False  # counted from the first real token, whichever side is padded
 
 
 _BERT = Architecture(
@@ -60,6 +73,27 @@ _BERT = Architecture(
         feed_forward=("intermediate.dense", "output.dense"),
         last="output.LayerNorm",
     ),
+)
+
+EMBEDDER = ("feature-extraction",)
+_GATE = Gate("mlp", ("gate_proj", "up_proj"))
+_ROTARY = Architecture(
+    word_embedding="embeddings.word_embeddings",
+    blocks="layers",
+    attention="self_attn",
+    shared_input=("q_proj", "k_proj", "v_proj"),
+    after_activation=None,
+    gate=_GATE,
+    heads=("sequence-classification", "token-classification", "feature-extraction"),
+)
+_DECODER = replace(
+    _ROTARY,
+    word_embedding="embed_tokens",
+    embeddings="embed_tokens",
+    final_norm="norm",
+    heads=EMBEDDER,
+    causal=True,
+    positions_from_mask=True,
 )
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -110,6 +144,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         after_activation=None,
         final_norm="final_norm",
     ),
+    "nomic_bert": _ROTARY,
+    "gte": _ROTARY,
+    "eurobert": replace(_DECODER, heads=_ROTARY.heads, causal=False, positions_from_mask=False),
+    "qwen3": _DECODER,
+    "gemma3_text": _DECODER,
 }
 
 
@@ -131,9 +170,14 @@ class Anatomy:
     blocks: tuple[str, ...]
     attentions: tuple[str, ...]
     linears: tuple[str, ...]  # every linear that the paper quantizes, in order of execution
-    shared_inputs: dict[str, str]  # linear -> attention whose input quantizer it shares
+    shared_inputs: dict[str, str]  # linear -> the module (attention, gate) whose input quantizer it shares
     positive_inputs: frozenset[str]  # linears whose input is mostly positive (after GELU)
     positions: Positions  # what the attention modules do with relative positions
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """The modules that quantize one tensor for several linears."""
+        return tuple(dict.fromkeys(self.shared_inputs.values()))
 
 
 def check_model_type(model_type: Any, source: Any = None) -> Architecture:
@@ -145,6 +189,23 @@ def check_model_type(model_type: Any, source: Any = None) -> Architecture:
             f"supported are {', '.join(ARCHITECTURES)}; to add one, see CONTRIBUTING.md",
         )
     return ARCHITECTURES[model_type]
+
+
+def check_head(model_type: str, head: str, source: Any) -> None:
+    """Refuse a head that models of this type have in a form that cannot be cut and quantized here."""
+    heads = check_model_type(model_type).heads
+    if heads is None or head in heads:
+        return
+    if heads == EMBEDDER:
+        raise UserError(
+            f"{source}: a {model_type} model is quantized as an embedder only; the task needs a {head} head",
+            "use --task feature-extraction or retrieval; rerankers and classifiers with a decoder's body are "
+            "not supported, such as Qwen3-Reranker, which says yes or no with its language model head",
+        )
+    raise UserError(
+        f"{source}: a {model_type} model has no {head} head in transformers",
+        f"use a task for one of its heads: {', '.join(heads)}",
+    )
 
 
 def _join(*parts: str) -> str:
@@ -168,6 +229,9 @@ def anatomy(model: PreTrainedModel) -> Anatomy:
     )
     attentions = tuple(_join(block, row.attention) for block in blocks)
     shared = {f"{attention}.{linear}": attention for attention in attentions for linear in row.shared_input}
+    if row.gate:
+        gates = [_join(block, row.gate.module) for block in blocks]
+        shared |= {f"{gate}.{linear}": gate for gate in gates for linear in row.gate.shared_input}
     positive = (
         frozenset(_join(block, row.after_activation) for block in blocks)
         if row.after_activation
@@ -190,6 +254,12 @@ def _head_names(model: PreTrainedModel, row: Architecture) -> set[str]:
     """The final projection only: a dense layer in front of it is quantized like any other."""
     names = {name for name, part in model.named_modules() if isinstance(part, nn.Linear)}
     return {projection for projection in row.projections if projection in names}
+
+
+def is_causal(config: PretrainedConfig) -> bool:
+    """Whether tokens see only those before them: the last one has read the text, the first has not."""
+    both = getattr(config, "use_bidirectional_attention", False) or not getattr(config, "is_causal", True)
+    return check_model_type(config.model_type).causal and not both
 
 
 def model_outputs(result: Any) -> list[torch.Tensor]:

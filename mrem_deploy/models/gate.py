@@ -24,7 +24,7 @@ from typing import Any
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.strict_json import read_object
 from mrem_deploy.models import packed
-from mrem_deploy.models.architectures import CONVOLUTION, check_model_type
+from mrem_deploy.models.architectures import ARCHITECTURES, CONVOLUTION, check_model_type
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_CONFIG, ADAPTER = "tokenizer_config.json", "adapter_config.json"
@@ -47,7 +47,8 @@ LARGEST = {
     "num_hidden_layers": 500, "n_layers": 500,
     "hidden_size": 50_000, "dim": 50_000, "embedding_size": 50_000,
     "intermediate_size": 200_000, "hidden_dim": 200_000,
-    "num_attention_heads": 1_000, "n_heads": 1_000,
+    "num_attention_heads": 1_000, "n_heads": 1_000, "num_key_value_heads": 1_000, "head_dim": 10_000,
+    "sliding_window": 1_000_000,
     "vocab_size": 5_000_000,
     "max_position_embeddings": 1_000_000,
     "type_vocab_size": 1_000,
@@ -57,7 +58,8 @@ LARGEST = {
     "num_labels": 100_000,
 }  # fmt: skip
 LEAST = {"type_vocab_size": 0, "max_relative_positions": -1, "position_buckets": -1}  # the others: 1
-WITHOUT_POSITIONS = ("modernbert", "deberta-v2")  # computed, or relative, or not always there
+# Computed, or relative, or not always there.
+WITHOUT_POSITIONS = ("modernbert", "deberta-v2", "nomic_bert", "gte", "eurobert", "qwen3", "gemma3_text")
 SOURCE_BITS = 8  # the fewest bits of a parameter in a full-precision checkpoint
 RESULT_BITS = 2  # and in a result
 
@@ -227,7 +229,7 @@ def read_result_config(folder: Path) -> dict[str, Any]:
 def check_config(content: dict[str, Any], path: Path) -> dict[str, Any]:
     """The content itself, if nothing in it is refused; `path` is where it was read."""
     if content.get("auto_map"):
-        raise _own_code(path)
+        raise _own_code(path, content.get("model_type"))
     check_model_type(content.get("model_type"), path)
     if content.get("quantization_config"):
         raise UserError(
@@ -248,11 +250,19 @@ def check_config(content: dict[str, Any], path: Path) -> dict[str, Any]:
     return content
 
 
-def _own_code(path: Path) -> UserError:
+def _own_code(path: Path, model_type: Any = None) -> UserError:
+    remedy = "Use a checkpoint of an architecture that transformers itself knows."
+    if model_type == "new":  # Alibaba's GTE models
+        remedy = "Use the same model as transformers has it, with the model_type gte."
+    elif isinstance(model_type, str) and model_type in ARCHITECTURES:
+        remedy = (
+            f"transformers has its own {model_type}, which may read these weights: remove auto_map from the "
+            "config.json of a local copy and give that."
+        )
     return UserError(
         f"{path} has an auto_map: the checkpoint needs its own code to load; code from a checkpoint is "
         "never run here.",
-        "Use a checkpoint of an architecture that transformers itself knows.",
+        remedy,
     )
 
 
@@ -298,7 +308,10 @@ def least_parameters(content: Mapping[str, Any]) -> int:
     table = size("vocab_size")
     if content.get("model_type") not in WITHOUT_POSITIONS:
         table += size("max_position_embeddings")
-    block = 4 * width * width + 2 * width * inner
+    heads, head_width = size("num_attention_heads", "n_heads"), size("head_dim")
+    queries = heads * head_width or width  # heads may be wider than their share of the hidden size,
+    keys = size("num_key_value_heads") * (head_width or width // max(heads, 1)) or queries  # keys fewer
+    block = 2 * width * (queries + keys) + 2 * width * inner
     return table * (size("embedding_size") or width) + size("num_hidden_layers", "n_layers") * block
 
 

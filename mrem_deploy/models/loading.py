@@ -18,6 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.outside import path_of
 from mrem_deploy.models import gate
+from mrem_deploy.models.architectures import check_head
 from mrem_deploy.models.sentence_files import HUB_ID, as_embedder
 
 # head -> the transformers class that builds it
@@ -63,6 +64,7 @@ def load_model(
         raise UserError(f"Unknown head {head!r}.", f"Choose one of: {', '.join(HEADS)}.")
     with quiet_transformers():
         source = _locate(str(path_or_hub_id))
+        check_head(_config(source).model_type, head, source)
         model, info = _load_weights(source, head, num_labels)
         _check_weights_fit(source, head, model, info, allow_new_head)
         _check_finite(source, model)
@@ -126,16 +128,19 @@ def _locate(name: str) -> str:
 
 def load_config(path_or_hub_id: str) -> PretrainedConfig:
     """The configuration of a model without its weights."""
+    with quiet_transformers():
+        return _config(_locate(path_or_hub_id))
+
+
+def _config(source: str) -> PretrainedConfig:
     from transformers import AutoConfig
 
-    with quiet_transformers():
-        source = _locate(path_or_hub_id)
-        try:
-            return AutoConfig.from_pretrained(source, trust_remote_code=False)
-        except OSError as error:
-            raise _unreadable(source, error) from error
-        except Exception as error:  # what is in config.json decides what transformers raises
-            raise _unbuildable(source, "model", error) from error
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except OSError as error:
+        raise _unreadable(source, error) from error
+    except Exception as error:  # what is in config.json decides what transformers raises
+        raise _unbuildable(source, "model", error) from error
 
 
 def _listed(folder: Path) -> tuple[list[str], str]:

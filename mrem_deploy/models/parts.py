@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from mrem_deploy.models.architectures import anatomy, model_outputs
+from mrem_deploy.models.architectures import anatomy, is_causal, model_outputs
 
 # A model whose hidden states are shifted by constants (quant/centring.py) has them in this attribute: by the
 # number of the block that reads the hidden state.
@@ -59,6 +59,7 @@ class PartOutput:
     outputs: list[torch.Tensor]  # logits (or the final hidden state of a bare encoder), for the last module
     per_token: bool = False  # whether `outputs` follow the tokens, (B, T, …), or the sentence, (B, classes)
     bare: bool = False  # whether `outputs` are a hidden state: the model has no head
+    causal: bool = False  # whether only the last token has read the entire text
 
 
 class Part(nn.Module):
@@ -70,12 +71,13 @@ class Part(nn.Module):
         count = len(found.blocks)
         self.first, self.last = start == 0, stop == count
         self.bare = found.base == ""  # an encoder without a head
+        self.causal = is_causal(model.config)
         self.start, self.stop = start, stop
         blocks = [model.get_submodule(name) for name in found.blocks[start:stop]]
         base = model.get_submodule(found.base)
         replace: dict[str, nn.Module | None] = {found.architecture.blocks: nn.ModuleList(blocks)}
         if not self.first:
-            replace["embeddings"] = _HandThrough()
+            replace[found.architecture.embeddings] = _HandThrough()
             if hasattr(base, "embeddings_project"):  # ELECTRA's, part of the first module
                 replace["embeddings_project"] = nn.Identity()
         if not self.last:
@@ -87,6 +89,11 @@ class Part(nn.Module):
         shared = [part for name, part in base.named_modules() if name in constants]
         self.shared_parameters = frozenset(id(p) for part in shared for p in part.parameters())
         view = _view(base, replace)
+        if getattr(base.config, "layer_types", None):  # of the blocks, which the view counts from 0
+            config: Any = copy.copy(base.config)
+            config.use_cache, config.num_hidden_layers = False, stop - start
+            config.layer_types = config.layer_types[start:stop]
+            view.config = config
         if self.last and found.base:
             view = _view(model, {found.base: view})
         self.view = view
@@ -112,7 +119,7 @@ class Part(nn.Module):
         per_token = self.last and (outputs[0].dim() == 3 or "start_logits" in result)
         left = [self.unshifted(hidden, number) for number, hidden in enumerate(left, start=self.start + 1)]
         embedding = self.unshifted(entered[0], 0) if self.first else None
-        return PartOutput(embedding, left, outputs, per_token, self.bare)
+        return PartOutput(embedding, left, outputs, per_token, self.bare, self.causal)
 
     def unshifted(self, hidden: torch.Tensor, block: int) -> torch.Tensor:
         """The input of a block, without its shift."""

@@ -31,7 +31,7 @@ from mrem_deploy.numerics import Grid, dequantize, from_stored, quantize, symmet
 from mrem_deploy.quant import artifact, integrity
 from mrem_deploy.quant.artifact import Artifact
 from mrem_deploy.quant.hot_rows import HotRows
-from mrem_deploy.quant.insert import place_products, prepare, quantize_hidden, replace_module
+from mrem_deploy.quant.insert import place_products, prepare, replace_module, share_inputs
 from mrem_deploy.quant.layers import ATTENTION, QuantEmbedding, QuantLinear, input_scale
 from mrem_deploy.quant.quantizers import LearnedScale
 
@@ -333,13 +333,9 @@ def fill_layers(frozen: FrozenModel, model: PreTrainedModel, found: Anatomy) -> 
     if found.word_embedding in frozen.weights:
         embedding = model.get_submodule(found.word_embedding)
         embedding.weight = nn.Parameter(frozen.weights[found.word_embedding].values(), requires_grad=False)
+    share_inputs(model, found, points)
     for name in found.attentions:
-        attention = model.get_submodule(name)
-        shared = points.get(f"{name}.input_quantizer")
-        if shared is not None:
-            attention.input_quantizer = shared
-            attention.register_forward_pre_hook(quantize_hidden, with_kwargs=True)
-        place_products(found, name, attention, points)
+        place_products(found, name, model.get_submodule(name), points)
     setattr(model, SAVING, refuse_saving)
     return model.requires_grad_(False)
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
 from mrem_deploy.models.architectures import Anatomy, anatomy
+from mrem_deploy.models.positions import counting_positions
 from mrem_deploy.quant.disentangled import disentangle
 from mrem_deploy.quant.hot_rows import make_hot_quantizer
 from mrem_deploy.quant.layers import ATTENTION, Matmul, QuantEmbedding, QuantLinear, _RegisteredMPNetAttention
@@ -19,7 +20,7 @@ from mrem_deploy.quant.spec import QuantSpec
 
 
 def quantize_hidden(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Pre-hook of an attention module: its q, k and v projections read one quantized tensor."""
+    """Pre-hook of a module whose linears (q, k, v; gate, up) read one quantized tensor."""
     if args:
         return (module.input_quantizer(args[0]), *args[1:]), kwargs
     return args, {**kwargs, "hidden_states": module.input_quantizer(kwargs["hidden_states"])}
@@ -30,6 +31,11 @@ def prepare(model: PreTrainedModel, attention_function: str = ATTENTION) -> Anat
     outputs stay the same."""
     found = anatomy(model)
     model.config._attn_implementation = attention_function
+    if hasattr(model.config, "use_cache"):
+        model.config.use_cache = False  # of keys and values, for texts that are generated
+    base: Any = model.get_submodule(found.base)
+    if found.architecture.positions_from_mask:
+        base.__class__ = counting_positions(base.__class__)
     for name in found.attentions:
         attention = model.get_submodule(name)
         if isinstance(attention, MPNetSelfAttention):
@@ -85,9 +91,10 @@ def insert_quantizers(
     `scales` holds the initial activation quantizers by the names of `activation_points`. `counts` says how
     often every token occurs in the calibration sentences: hot rows are chosen by it.
     Rules: (1) every linear but the head, and the word embedding, unless `keep_fp` matches its
-    name; (2) q, k, v share the input quantizer of their attention module, and an operand of two products has
-    one quantizer; (3) 32 bits mean identity; (4) the word embedding is quantized as `QuantSpec.embedding`
-    says. If `keep_fp` matches one of q, k and v, that one still reads the tensor quantized for the others.
+    name; (2) q, k and v share the input quantizer of their attention module, the halves of a gated
+    feed-forward network that of theirs, and an operand of two products has one quantizer; (3) 32 bits mean
+    identity; (4) the word embedding is quantized as `QuantSpec.embedding` says. If `keep_fp` matches one of
+    q, k and v, that one still reads the tensor quantized for the others.
     """
     found = anatomy(model)
     for name in found.linears:
@@ -99,13 +106,9 @@ def insert_quantizers(
         linear = model.get_submodule(name)
         quantizer = make_weight_quantizer(linear.weight, spec.linear(name))
         replace_module(model, name, QuantLinear(linear, quantizer, own, shared))
+    share_inputs(model, found, scales)
     for name in found.attentions:
-        attention = model.get_submodule(name)
-        shared = scales.get(f"{name}.input_quantizer")
-        if shared is not None and name in found.shared_inputs.values():
-            attention.input_quantizer = shared
-            attention.register_forward_pre_hook(quantize_hidden, with_kwargs=True)
-        place_products(found, name, attention, scales)
+        place_products(found, name, model.get_submodule(name), scales)
     embedding = model.get_submodule(found.word_embedding)
     embedding.sparse = True  # also at full precision only rows that occur are updated
     of_rows = spec.embedding(found.word_embedding)
@@ -113,6 +116,16 @@ def insert_quantizers(
     if not isinstance(quantizer, nn.Identity):
         hot = make_hot_quantizer(embedding.weight, quantizer, of_rows, counts)
         replace_module(model, found.word_embedding, QuantEmbedding(embedding, quantizer, hot))
+
+
+def share_inputs(model: PreTrainedModel, found: Anatomy, quantizers: Mapping[str, nn.Module]) -> None:
+    """Let attention and gates quantize their input once, for all linears that read it."""
+    for name in found.readers:
+        shared = quantizers.get(f"{name}.input_quantizer")
+        if shared is not None:
+            reader = model.get_submodule(name)
+            reader.input_quantizer = shared
+            reader.register_forward_pre_hook(quantize_hidden, with_kwargs=True)
 
 
 def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:

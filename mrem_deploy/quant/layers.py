@@ -83,17 +83,25 @@ class QuantEmbedding(nn.Module):
         super().__init__()
         self.weight = embedding.weight
         self.padding_idx = embedding.padding_idx
+        # Gemma multiplies what it looks up; not persistent, as in its own embedding.
+        self.register_buffer("factor", getattr(embedding, "embed_scale", None), persistent=False)
+        self.factor: torch.Tensor | None
         self.weight_quantizer: Any = weight_quantizer  # a WeightQuantizer with per-row state
         self.hot_quantizer = hot_quantizer
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         rows = F.embedding(ids, self.weight, self.padding_idx, sparse=True)  # (B, T, H)
         quantized = self.weight_quantizer.rows(rows, ids)
-        return quantized if self.hot_quantizer is None else self.hot_quantizer(rows, ids, quantized)
+        if self.hot_quantizer is not None:
+            quantized = self.hot_quantizer(rows, ids, quantized)
+        return quantized if self.factor is None else quantized * self.factor.to(quantized.dtype)
 
 
 class Matmul(nn.Module):
     """a·b with the quantizers of both operands in front (plain in the full-precision model).
+
+    Where keys and values have fewer heads than queries, (B, heads, T, ·) times (B, groups, ·, ·): heads next
+    to each other read the same group, so they are one matrix with more rows, and nothing is repeated.
 
     An operand that another product has, too, `shares` that one's quantizer on the left.
     """
@@ -107,6 +115,12 @@ class Matmul(nn.Module):
         self._shares: Any = (shares,)  # in a tuple: it is another module's child, not ours
 
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if a.dim() == 4 and a.shape[1] != b.shape[1]:
+            rows = a.reshape(a.shape[0], b.shape[1], -1, a.shape[3])
+            return self._product(rows, b).reshape(*a.shape[:3], b.shape[3])
+        return self._product(a, b)
+
+    def _product(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         left, right = self._shares[0] or self.left, self.right
         if isinstance(left, nn.Identity) or isinstance(right, nn.Identity):
             return torch.matmul(left(a), right(b))

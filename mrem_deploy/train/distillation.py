@@ -113,9 +113,9 @@ def imitation_loss(
     """Σ_l MSE(hidden state l) + Σ_l MSE(attention scores l); l = 0 is the embeddings' output.
 
     Scores count where query and key are real tokens, never at padding. In blocks that attend within a
-    window (ModernBERT) pairs outside of it count as well. With `powers` each term is relative to the mean
-    square of its target: scores are tens of times larger than hidden states, and would be nearly all of the
-    loss.
+    window (ModernBERT) or only backwards (Qwen3) pairs outside of it count as well. With `powers` each term
+    is relative to the mean square of its target: scores are tens of times larger than hidden states, and
+    would be nearly all of the loss.
     """
     assert student.output.embedding is not None
     assert teacher.output.embedding is not None

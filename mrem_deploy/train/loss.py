@@ -68,7 +68,7 @@ def output_terms(
             return [kl_divergence(s, t) for s, t in distributions(student, teacher, mask)]
         if student.bare:
             squared = output_terms(student, teacher, mask, "mse")
-            return squared + cosine_terms(student.outputs[0], teacher.outputs[0], mask)
+            return squared + cosine_terms(student.outputs[0], teacher.outputs[0], mask, student.causal)
     pairs = zip(student.outputs, teacher.outputs, strict=True)
     return [token_mse(s, t, mask) if student.per_token else (s - t).square().mean() for s, t in pairs]
 
@@ -121,9 +121,15 @@ def kl_divergence(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     return (log_p.exp() * (log_p - log_q)).sum(dim=-1).mean()
 
 
-def cosine_terms(student: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
-    """1 − cosine of both usual sentence embeddings: the mean over real tokens, and the first token."""
+def cosine_terms(
+    student: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor, causal: bool = False
+) -> list[torch.Tensor]:
+    """1 − cosine of both usual sentence embeddings: the mean over real tokens, and the first token (in a
+    causal model the last real one: the first has read nothing but itself)."""
     real = mask.to(student.dtype)[:, :, None]
     means = [(value * real).sum(dim=1) / real.sum(dim=1) for value in (student, teacher)]
-    pairs = [(means[0], means[1]), (student[:, 0], teacher[:, 0])]
+    rows, columns = (torch.arange(size, device=mask.device) for size in mask.shape)
+    last = (columns * (mask != 0)).argmax(dim=1)
+    ends = [value[rows, last] if causal else value[:, 0] for value in (student, teacher)]
+    pairs = [(means[0], means[1]), (ends[0], ends[1])]
     return [1.0 - torch.nn.functional.cosine_similarity(s, t, dim=-1).mean() for s, t in pairs]

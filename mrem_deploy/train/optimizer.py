@@ -41,6 +41,11 @@ def _is_table(part: nn.Module) -> bool:
     return isinstance(part, QuantEmbedding) or getattr(part, "sparse", False)
 
 
+def _has_blocks(part: nn.Module) -> bool:
+    """In a decoder's body the word embedding is next to the blocks, not among norms and positions."""
+    return any(isinstance(child, nn.ModuleList) for child in part.children())
+
+
 class LocalOptimizer:
     """AdamW for one set of layers: weights, scales, and the embedding rows that occurred.
 
@@ -62,7 +67,7 @@ class LocalOptimizer:
             if isinstance(p, QuantEmbedding) and isinstance(p.weight_quantizer, LearnedScale)
         }
         every = {id(p): p for module in modules for p in module.parameters() if id(p) not in skip}
-        homes = [part for part in parts if any(map(_is_table, part.children()))]
+        homes = [part for part in parts if any(map(_is_table, part.children())) and not _has_blocks(part)]
         beside = {id(p) for home in homes for p in home.parameters()}
         dense = {key: p for key, p in every.items() if key not in scales and key not in sparse}
         near = [p for key, p in dense.items() if key in beside]

@@ -33,7 +33,7 @@ from mrem_deploy.train.streams import Streams
 
 @dataclass
 class Unit:
-    """One matmul, or several linears that read the same quantized tensor (q, k, v).
+    """One matmul, or several linears that read the same quantized tensor (q, k, v; gate, up).
 
     `reader` is the module whose raw input the unit takes; its `input_quantizer`, where it has one
     and is not the linear itself, is applied first.
@@ -84,7 +84,8 @@ def find_units(
         parent = student.view.get_submodule(parent_name)
         shares = isinstance(member, QuantLinear) and isinstance(member.input_quantizer, nn.Identity)
         if shares and hasattr(parent, "input_quantizer"):
-            unit = units.setdefault(parent_name, Unit(f"{parent_name} q·k·v", parent, [], []))
+            what = "q·k·v" if hasattr(parent, "scores") else "gate·up"
+            unit = units.setdefault(parent_name, Unit(f"{parent_name} {what}", parent, [], []))
             unit.members.append(member)
             unit.teachers.append(twin)
         else:

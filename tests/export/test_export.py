@@ -29,7 +29,7 @@ from exported import (  # noqa: E402
     with_codes,
 )
 from quant_specs import SPECS  # noqa: E402
-from tiny_models import ARCHITECTURES, POSITION_POINTS, tiny_batch, tiny_encoded  # noqa: E402
+from tiny_models import ENCODERS, POSITION_POINTS, TRACED, tiny_batch, tiny_encoded  # noqa: E402
 
 from mrem_deploy.export import PROFILES, export_onnx, write  # noqa: E402
 from mrem_deploy.export.origin import Origin, origin_of  # noqa: E402
@@ -41,11 +41,16 @@ from mrem_deploy.quant.spec import QuantSpec  # noqa: E402
 FORMS = tuple(name for name in PROFILES if name not in ("web", "mrem-cpu"))
 
 
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [
+        *((kind, bits) for kind in ENCODERS for bits in BITS),
+        *((kind, bits) for kind in TRACED if kind not in ENCODERS for bits in ("4-4-8", "2-2-8 midrise")),
+    ],
+)
 @pytest.mark.parametrize("profile", FORMS)
 def test_integers_and_outputs_are_those_of_torch(profile: str, kind: str, bits: str) -> None:
-    frozen = frozen_model(kind, CLASSIFIER, dataclasses.replace(BITS[bits], per_channel=True))
+    frozen = frozen_model(kind, None, dataclasses.replace(BITS[bits], per_channel=True))
     batch = tiny_encoded(kind, count=32).batch(np.arange(32))  # enough integers for a share to mean something
     model = to_onnx(frozen, profile)
     onnx.checker.check_model(model, full_check=True)
@@ -159,7 +164,7 @@ def test_every_way_of_quantizing_exports(spec: QuantSpec, profile: str) -> None:
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "mpnet"])
 def test_batch_and_padding_do_not_change_an_answer(kind: str) -> None:
-    opened = session(to_onnx(frozen_model(kind, CLASSIFIER, QuantSpec(2, 2, 8))))
+    opened = session(to_onnx(frozen_model(kind, None, QuantSpec(2, 2, 8))))
     batch = {name: value.numpy() for name, value in tiny_batch(kind).items()}
     feed = {entry.name: batch[entry.name] for entry in opened.get_inputs()}
     together = opened.run(None, feed)[0]
@@ -169,6 +174,26 @@ def test_batch_and_padding_do_not_change_an_answer(kind: str) -> None:
     for row, length in enumerate(batch["attention_mask"].sum(axis=1)):
         alone = {name: value[row : row + 1, :length] for name, value in feed.items()}
         np.testing.assert_allclose(opened.run(None, alone)[0], together[row : row + 1], **CLOSE)
+
+
+@pytest.mark.parametrize("profile", ["ort-cpu", "mrem-cpu"])
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3_text"])
+def test_neither_batch_nor_the_side_of_the_padding_change_a_hidden_state(kind: str, profile: str) -> None:
+    """Tokenizers of these models pad on the left, this package pads on the right."""
+    opened = session(to_onnx(frozen_model(kind, None, QuantSpec(2, 2, 8)), profile))
+    ids, mask = (tiny_batch(kind)[name].numpy() for name in ("input_ids", "attention_mask"))
+    (together,) = opened.run(None, {"input_ids": ids, "attention_mask": mask})
+    lengths = mask.sum(axis=1)
+    left = {"input_ids": np.zeros_like(ids), "attention_mask": np.zeros_like(mask)}
+    for row, length in enumerate(lengths):
+        left["input_ids"][row, -length:] = ids[row, :length]
+        left["attention_mask"][row, -length:] = 1
+    (padded_left,) = opened.run(None, left)
+    for row, length in enumerate(lengths):
+        alone = {"input_ids": ids[row : row + 1, :length], "attention_mask": mask[row : row + 1, :length]}
+        (expected,) = opened.run(None, alone)
+        np.testing.assert_allclose(together[row, :length], expected[0], **CLOSE)
+        np.testing.assert_allclose(padded_left[row, -length:], expected[0], **CLOSE)
 
 
 # -- what stands in the file ---------------------------------------------------------------------------------

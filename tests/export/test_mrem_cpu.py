@@ -18,7 +18,7 @@ ir = pytest.importorskip("onnx_ir")
 from exported import BITS, CLASSIFIER, frozen_model, run, skeleton, to_onnx  # noqa: E402
 from fused import MODELS, fused, fused_nodes, with_hidden  # noqa: E402
 from quant_specs import SPECS  # noqa: E402
-from tiny_models import ARCHITECTURES, BLOCKS, HEAD_NAMES, tiny_batch  # noqa: E402
+from tiny_models import BLOCKS, HEAD_NAMES, TRACED, tiny_batch  # noqa: E402
 
 from mrem_deploy.export import write  # noqa: E402
 from mrem_deploy.export.panels import Stored, panels, rows, stored_as  # noqa: E402
@@ -37,6 +37,9 @@ EXPECTED = {
     "mpnet": {"PackedEmbedding": 1, "FeedForwardBlock": 3, "LowBitLinear": 3 * 2 + 1},
     "deberta-v2": {"FeedForwardBlock": 3, "LowBitLinear": 3 * 2 + 1},
     "modernbert": {"LowBitLinear": 3 * 4 + 1},
+    "gte": {"PackedEmbedding": 1, "LowBitLinear": 3 * 4 + 1},  # gate and up are one, too
+    "qwen3": {"LowBitLinear": 3 * 4},
+    "gemma3_text": {"LowBitLinear": 3 * 4},
 }
 
 
@@ -50,7 +53,7 @@ def same(model: Any, other: Any, batch: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("bits", [*BITS, "2-2-8 twn", "8-8-8 per channel"])
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("kind", TRACED)
 def test_functions_run_what_ort_cpu_runs(kind: str, bits: str) -> None:
     frozen = MODELS[bits](kind)
     model, batch = fused(frozen), tiny_batch(kind)

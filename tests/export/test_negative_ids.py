@@ -10,21 +10,19 @@ import pytest
 pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
-from tiny_models import ARCHITECTURES, quantized_twin, tiny_batch, tiny_model  # noqa: E402
+from tiny_models import ENCODERS, heads_of, quantized_twin, tiny_batch, tiny_model  # noqa: E402
 
 from mrem_deploy.export import PROFILES, export_all  # noqa: E402
 from mrem_deploy.export.ids import LOOKED_UP  # noqa: E402
 from mrem_deploy.quant.frozen import freeze  # noqa: E402
 from mrem_deploy.quant.spec import QuantSpec  # noqa: E402
 
-HEAD = "sequence-classification"
 
-
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("kind", [*ENCODERS, "nomic_bert", "qwen3"])
 def test_a_negative_id_is_an_error_in_every_profile(kind: str, tmp_path: Path) -> None:
-    _, student = quantized_twin(tiny_model(kind, HEAD), QuantSpec(4, 4, 8))
+    _, student = quantized_twin(tiny_model(kind), QuantSpec(4, 4, 8))
     batch = {name: values.numpy() for name, values in tiny_batch(kind).items()}
-    for path in export_all(freeze(student, HEAD), tmp_path, tuple(PROFILES)):
+    for path in export_all(freeze(student, heads_of(kind)[0]), tmp_path, tuple(PROFILES)):
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         names = [given.name for given in session.get_inputs()]
         good = {name: batch.get(name, np.zeros_like(batch["input_ids"])) for name in names}

@@ -34,6 +34,7 @@ from mrem_deploy.result import Result  # noqa: E402
 from mrem_deploy.result.verification import verify  # noqa: E402
 
 WEB = PROFILES["web"]
+SPARE = QuantSpec(3, 4, 8)
 
 
 @pytest.fixture
@@ -60,14 +61,19 @@ def test_the_widest_weight_names_the_file(bits: set[int], name: str, dtype: str)
     assert transformers_js.dtype_of(WEB.file_for(bits)) == dtype
 
 
-@pytest.mark.parametrize("kind", ["bert", "modernbert"])
-@pytest.mark.parametrize("bits", [*BITS.values(), QuantSpec(3, 4, 8), QuantSpec(2, 2, 32)])
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [
+        *((k, bits) for k in ("bert", "modernbert") for bits in (*BITS.values(), SPARE, QuantSpec(2, 2, 32))),
+        ("gemma3_text", SPARE),
+    ],
+)
 def test_its_outputs_are_those_of_ort_cpu_bit_for_bit(kind: str, bits: QuantSpec) -> None:
     """The same integers and scales, so every test of ort-cpu's numbers holds for this profile as well."""
-    frozen = frozen_model(kind, CLASSIFIER, dataclasses.replace(bits, per_channel=True))
+    frozen = frozen_model(kind, None, dataclasses.replace(bits, per_channel=True))
     batch = tiny_batch(kind)
     models = {name: to_onnx(frozen, name) for name in ("ort-cpu", "web")}
-    came = {name: run(model, batch)["logits"] for name, model in models.items()}
+    came = {name: next(iter(run(model, batch).values())) for name, model in models.items()}
     assert np.array_equal(came["ort-cpu"], came["web"])
     assert np.ptp(came["web"]) > 0
 

@@ -14,7 +14,7 @@ onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 ir = pytest.importorskip("onnx_ir")
 
-from tiny_models import quantized_twin, tiny_model  # noqa: E402
+from tiny_models import heads_of, quantized_twin, tiny_model  # noqa: E402
 
 from mrem_deploy.export import write  # noqa: E402
 from mrem_deploy.export.skeleton import Skeleton, trace  # noqa: E402
@@ -36,9 +36,14 @@ BITS = {
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
+def frozen_model(kind: str, head: str | None = None, spec: QuantSpec | None = None) -> FrozenModel:
+    """Without a head: with the usual one of its kind."""
+    return _frozen_model(kind, head or heads_of(kind)[0], spec or BITS["4-4-8"])
+
+
 @cache
-def frozen_model(kind: str, head: str = CLASSIFIER, spec: QuantSpec | None = None) -> FrozenModel:
-    _, student = quantized_twin(tiny_model(kind, head), spec or BITS["4-4-8"])
+def _frozen_model(kind: str, head: str, spec: QuantSpec) -> FrozenModel:
+    _, student = quantized_twin(tiny_model(kind, head), spec)
     return freeze(student, head)
 
 

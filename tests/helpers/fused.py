@@ -71,7 +71,7 @@ def with_hot(kind: str, hot: int = 5, bits: int = 2) -> FrozenModel:
 
 
 def _of(spec: QuantSpec) -> Callable[..., FrozenModel]:
-    return lambda kind, head=CLASSIFIER: frozen_model(kind, head, spec)
+    return lambda kind, head=None: frozen_model(kind, head, spec)
 
 
 MODELS: dict[str, Callable[..., FrozenModel]] = {name: _of(spec) for name, spec in BITS.items()} | {

@@ -21,6 +21,7 @@ from tiny_bert import save_tiny_bert
 from torch import nn
 
 from mrem_deploy.data.encoded import Encoded
+from mrem_deploy.models import architectures
 from mrem_deploy.models.architectures import Anatomy
 from mrem_deploy.models.loading import HEADS
 from mrem_deploy.numerics import UNQUANTIZED_BITS, activation_grid, asymmetric_grid
@@ -37,16 +38,14 @@ HEADS_PER_BLOCK = 2  # so a head is 8 wide
 VOCABULARY = 60
 POSITIONS = 40
 FIRST_WORD = 5  # ids below are special tokens
-ARCHITECTURES = (
-    "bert",
-    "roberta",
-    "xlm-roberta",
-    "electra",
-    "distilbert",
-    "mpnet",
-    "deberta-v2",
-    "modernbert",
+ENCODERS = (
+    *("bert", "roberta", "xlm-roberta", "electra", "distilbert", "mpnet"),
+    *("deberta-v2", "modernbert"),
 )
+GATED = ("nomic_bert", "gte", "eurobert", "qwen3", "gemma3_text")
+ARCHITECTURES = (*ENCODERS, *GATED)
+# A trace takes seconds. NomicBERT is GTE without biases, EuroBERT is Qwen3 without norms of q and k.
+TRACED = (*ENCODERS, "gte", "qwen3", "gemma3_text")
 # What only disentangled attention quantizes: positions, before and after they are projected.
 POSITION_POINTS = ("position_quantizer", "c2p.right", "p2c.right")
 READ_BY_ALL = {  # parameters of the encoder that every block reads, by architecture; no module trains them
@@ -54,12 +53,18 @@ READ_BY_ALL = {  # parameters of the encoder that every block reads, by architec
     "deberta-v2": {"rel_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias"},
 }
 HEAD_NAMES = tuple(HEADS)
-EVERY_MODEL = [(kind, head) for kind in ARCHITECTURES for head in HEAD_NAMES]
 
 
-def tiny_config(
-    kind: str, head: str = "sequence-classification", **changes: Any
-) -> transformers.PretrainedConfig:
+def heads_of(kind: str) -> tuple[str, ...]:
+    """The heads that can be quantized; the first is the usual one."""
+    heads = architectures.ARCHITECTURES[kind].heads or HEAD_NAMES
+    return tuple(head for head in HEAD_NAMES if head in heads)
+
+
+EVERY_MODEL = [(kind, head) for kind in ARCHITECTURES for head in heads_of(kind)]
+
+
+def tiny_config(kind: str, head: str | None = None, **changes: Any) -> transformers.PretrainedConfig:
     shape: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": WIDTH,
@@ -81,18 +86,33 @@ def tiny_config(
         # A window narrower than the sentences, and two kinds of blocks: global, local, global.
         shape |= {"local_attention": 4, "global_attn_every_n_layers": 2, "pad_token_id": 0}
         shape |= {"cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2}
+    if kind in ("nomic_bert", "gte"):
+        shape |= {"hidden_dropout_prob": 0.1, "layer_norm_eps": 1e-6, "pad_token_id": 0}
+    if kind in ("eurobert", "qwen3", "gemma3_text"):
+        # Two heads read one key; a head is as wide as no division of the hidden size.
+        shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "pad_token_id": 0}
+        shape |= {"bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": True}
+    if kind == "eurobert":
+        shape |= {"mask_token_id": 3, "head_dim": 4}
+    if kind == "qwen3":
+        shape |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+    if kind == "gemma3_text":
+        # Windows of a few tokens, then a block that sees all, then windows again: parts must tell them apart.
+        shape |= {"use_bidirectional_attention": True, "sliding_window": 4, "query_pre_attn_scalar": 9}
+        shape |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
     return transformers.AutoConfig.for_model(kind, **(shape | changes))
 
 
 @torch.no_grad()
 def tiny_model(
     kind: str = "bert",
-    head: str = "sequence-classification",
+    head: str | None = None,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     **changes: Any,
 ) -> nn.Module:
     """A model in evaluation mode with weights that make every part of it matter."""
+    head = head or heads_of(kind)[0]
     config = tiny_config(kind, head, **changes)
     model = getattr(transformers, HEADS[head]).from_config(config).eval().to(dtype)
     generator = torch.Generator().manual_seed(seed)
@@ -154,12 +174,12 @@ def quantized_twin(model: nn.Module, spec: QuantSpec) -> tuple[nn.Module, nn.Mod
 
 def tiny_pair(
     kind: str = "bert",
-    head: str = "sequence-classification",
+    head: str | None = None,
     spec: QuantSpec | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[nn.Module, nn.Module]:
     """Made once, then copied: most of the time would go into searching the same scales again."""
-    return copy.deepcopy(_pair(kind, head, spec or QuantSpec(4, 4, 8), dtype))
+    return copy.deepcopy(_pair(kind, head or heads_of(kind)[0], spec or QuantSpec(4, 4, 8), dtype))
 
 
 @cache

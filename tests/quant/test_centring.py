@@ -12,6 +12,7 @@ import torch
 from tiny_job import job_in, workshop_in
 from tiny_models import ARCHITECTURES, BLOCKS, HEAD_NAMES, tiny_batch, tiny_model
 
+from mrem_deploy.models import architectures
 from mrem_deploy.models.architectures import model_outputs
 from mrem_deploy.models.parts import HIDDEN_SHIFTS, carve
 from mrem_deploy.quant.calibrate import initial_scales
@@ -21,10 +22,10 @@ from mrem_deploy.quant.insert import insert_quantizers, prepare
 from mrem_deploy.quant.spec import QuantSpec
 from mrem_deploy.recipe import Recipe
 
-CENTRED = [kind for kind in ARCHITECTURES if kind != "modernbert"]  # pre-norm, and without biases
+CENTRED = [kind for kind in ARCHITECTURES if architectures.ARCHITECTURES[kind].norms]
 
 
-def centred_twin(kind: str, head: str = "sequence-classification"):  # type: ignore[no-untyped-def]
+def centred_twin(kind: str, head: str | None = "sequence-classification"):  # type: ignore[no-untyped-def]
     """A model in double precision and its centred copy."""
     model = tiny_model(kind, head, torch.float64)
     found = prepare(model)
@@ -77,8 +78,9 @@ def test_parts_give_the_usual_hidden_states(kind: str) -> None:
             hidden = expected.hidden[-1]
 
 
-def test_models_without_biases_are_left_alone() -> None:
-    model, twin, found = centred_twin("modernbert")
+@pytest.mark.parametrize("kind", sorted({*ARCHITECTURES} - {*CENTRED}))
+def test_models_without_biases_or_with_rotated_keys_are_left_alone(kind: str) -> None:
+    model, twin, found = centred_twin(kind, None)
     assert shifts_of(model, found) == []
     assert all(torch.equal(value, twin.state_dict()[name]) for name, value in model.state_dict().items())
 

@@ -9,6 +9,7 @@ from tiny_models import (
     ARCHITECTURES,
     EVERY_MODEL,
     assert_same_state,
+    heads_of,
     quantized_twin,
     state_of,
     tiny_batch,
@@ -53,7 +54,7 @@ def test_frozen_equals_fake_quant(kind: str, spec: QuantSpec) -> None:
             if isinstance(part, QuantLinear):
                 part.weight_quantizer.diagonal.uniform_(0.1, 2.0, generator=generator)
     before = state_of(student)
-    frozen = freeze(student, "sequence-classification")
+    frozen = freeze(student, heads_of(kind)[0])
     built = build(frozen)
     assert_equal_outputs(built, student, kind)
     if spec != SPECS["32-32-32"]:

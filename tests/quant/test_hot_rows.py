@@ -18,6 +18,7 @@ from tiny_models import (
     ARCHITECTURES,
     VOCABULARY,
     assert_same_state,
+    heads_of,
     made_up_scales,
     state_of,
     tiny_batch,
@@ -189,7 +190,7 @@ def test_frozen_equals_fake_quant_before_and_after_training(kind: str, spec: Qua
     for trained in (False, True):
         if trained:
             train_mrem_s(train_job(teacher, student, tiny_encoded(kind), [0, 1, 3], steps=3))
-        frozen = freeze(student, HEAD)
+        frozen = freeze(student, heads_of(kind)[0])
         for came, expected in zip(outputs_of(build(frozen), kind), outputs_of(student, kind), strict=True):
             assert torch.isfinite(expected).all()
             assert torch.equal(came, expected)

@@ -10,7 +10,9 @@ from tiny_models import (
     ARCHITECTURES,
     BLOCKS,
     EVERY_MODEL,
+    GATED,
     POSITION_POINTS,
+    heads_of,
     quantized_twin,
     tiny_batch,
     tiny_model,
@@ -35,6 +37,7 @@ PER_BLOCK = {
     "mpnet": 6,
     "deberta-v2": 6,
     "modernbert": 4,
+    **dict.fromkeys(GATED, 7),
 }
 # linears outside the blocks that are quantized, by head: poolers and dense layers in front of the projection
 OUTSIDE = {
@@ -46,6 +49,9 @@ OUTSIDE = {
         "distilbert": 1,
         "mpnet": 1,
         "deberta-v2": 1,
+        "nomic_bert": 1,
+        "gte": 1,
+        "eurobert": 1,
     },
     "token-classification": {"electra": 1},
     "question-answering": {"electra": 1},
@@ -150,7 +156,7 @@ def test_what_is_quantized_and_what_is_not(kind: str, head: str) -> None:
         *("position_embeddings", "token_type_embeddings"),
         *("relative_attention_bias", "rel_embeddings"),
     }
-    assert ("position_embeddings" in embeddings) == (kind not in ("modernbert", "deberta-v2"))
+    assert ("position_embeddings" in embeddings) == (kind not in ("modernbert", "deberta-v2", *GATED))
     for part in student.modules():
         if isinstance(part, nn.LayerNorm | nn.Embedding | nn.Linear):
             assert not any(isinstance(inner, LearnedScale | TWN | Midrise | LAQ) for inner in part.modules())
@@ -201,25 +207,55 @@ def test_q_k_and_v_share_one_quantizer(kind: str) -> None:
         assert len(torch.unique((seen[0] / step).round())) > 4
 
 
+@pytest.mark.parametrize("kind", GATED)
+def test_the_halves_of_a_gate_share_one_quantizer(kind: str) -> None:
+    """Of the first block: both read the very tensor that the quantizer of their module gave."""
+    _, student = tiny_pair(kind)
+    mlp = student.get_submodule(f"{anatomy(student).blocks[0]}.mlp")
+    assert isinstance(mlp.input_quantizer, LearnedScale)
+    seen: list[torch.Tensor] = []
+    mlp.input_quantizer.register_forward_hook(lambda *given: seen.append(given[-1]))
+    for linear in (mlp.gate_proj, mlp.up_proj):
+        assert isinstance(linear.input_quantizer, nn.Identity)
+        linear.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    out_of(student, tiny_batch(kind))
+    assert len(seen) == 3
+    assert seen[0] is seen[1] is seen[2]
+
+
+def test_heads_that_share_keys_multiply_them_without_copies() -> None:
+    """Against keys and values repeated for every head; every integer sum is exact, so nothing may differ."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 5, 3, generator=generator) for heads in (4, 2, 2))
+    scores, context = (
+        Matmul(*(LearnedScale(torch.tensor(scale), activation_grid(8)) for scale in pair))
+        for pair in ((0.03, 0.02), (0.05, 0.01))
+    )
+    k = k.transpose(2, 3)
+    product = scores(q, k)
+    assert torch.equal(product, scores(q, k.repeat_interleave(2, dim=1)))
+    assert torch.equal(context(product, v), context(product, v.repeat_interleave(2, dim=1)))
+
+
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_only_softmax_and_gelu_are_asymmetric(kind: str, symmetric: bool) -> None:
     model = tiny_model(kind)
     points = activation_points(prepare(model), QuantSpec(symmetric=symmetric))
     asymmetric = {name for name, value in points.items() if value}
-    after_gelu = {"distilbert": "*ffn.lin2.input_quantizer", "modernbert": ""}.get(
-        kind, "*.output.dense.input_quantizer"
-    )
+    gated = kind in ("modernbert", *GATED)
+    after_gelu = "" if gated else "*.output.dense.input_quantizer"
+    after_gelu = "*ffn.lin2.input_quantizer" if kind == "distilbert" else after_gelu
     expected = {n for n in points if n.endswith("context.left") or fnmatch.fnmatch(n, after_gelu)}
     expected -= {n for n in points if "attention.output" in n}  # BERT's attention.output.dense reads no GELU
-    assert len(expected) == BLOCKS * (
-        1 if kind == "modernbert" else 2
-    )  # ModernBERT's gate makes its GELU signed
+    assert len(expected) == BLOCKS * (1 if gated else 2)  # the gate makes its GELU signed
     assert asymmetric == (set() if symmetric else expected)
     # four products' operands per block, one point per linear that does not share, one for each shared three
-    inside = BLOCKS * (4 + PER_BLOCK[kind] - (0 if kind == "modernbert" else 2))
+    # and for each shared two
+    spared = 0 if kind == "modernbert" else 3 if kind in GATED else 2
+    inside = BLOCKS * (4 + PER_BLOCK[kind] - spared)
     inside += BLOCKS * (len(POSITION_POINTS) if kind == "deberta-v2" else 0)
-    assert len(points) == inside + OUTSIDE["sequence-classification"][kind]
+    assert len(points) == inside + OUTSIDE[heads_of(kind)[0]].get(kind, 0)
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)

@@ -15,7 +15,7 @@ runtime = pytest.importorskip("mrem_runtime", reason="mrem_runtime is not instal
 
 from exported import CLASSIFIER, run, skeleton  # noqa: E402
 from fused import HIDDEN, MODELS, RUNTIME, answers, fused, session_with_library, with_hidden  # noqa: E402
-from tiny_models import ARCHITECTURES, FIRST_WORD, VOCABULARY, tiny_batch  # noqa: E402
+from tiny_models import FIRST_WORD, TRACED, VOCABULARY, tiny_batch  # noqa: E402
 
 from mrem_deploy.export import write  # noqa: E402
 
@@ -51,7 +51,7 @@ def compare(model: Any, kind: str, optimize: bool = True) -> None:
 
 
 @pytest.mark.parametrize("bits", [name for name in MODELS if name not in ("mixed", "hot rows")])
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("kind", TRACED)
 def test_operators_give_what_functions_give(kind: str, bits: str) -> None:
     compare(fused(MODELS[bits](kind)), kind)
 

@@ -45,10 +45,12 @@ def test_it_slows_down_the_embeddings_and_nothing_else(kind: str) -> None:
         moved[rate] = {
             name: float((now[name].detach() - value).abs().max()) for name, value in before.items()
         }
-    inside = anatomy(tiny_model(kind)).word_embedding.rpartition(".")[0] + "."
+    words = anatomy(tiny_model(kind)).word_embedding
+    alone = words.endswith("embed_tokens")  # next to the blocks
+    inside = words if alone else words.rpartition(".")[0] + "."
     slowed = {name for name, most in moved[1.0].items() if most and moved[0.1][name] < 0.5 * most}
     assert slowed == {name for name, most in moved[1.0].items() if most and name.startswith(inside)}
-    assert len(slowed) >= 2  # the words, and a norm or positions
+    assert len(slowed) >= (1 if alone else 2)  # the words, and a norm or positions
     for name, most in moved[1.0].items():
         assert moved[0.1][name] == pytest.approx(0.1 * most if name in slowed else most, rel=0.01)
 

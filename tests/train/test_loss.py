@@ -7,7 +7,7 @@ import torch
 from tiny_models import HEAD_NAMES, tiny_batch, tiny_pair
 
 from mrem_deploy.models.parts import PartOutput, carve
-from mrem_deploy.train.loss import reconstruction_terms, term_weights, token_mse, valid_mse
+from mrem_deploy.train.loss import cosine_terms, reconstruction_terms, term_weights, token_mse, valid_mse
 
 
 def test_token_mse_by_hand() -> None:
@@ -163,6 +163,20 @@ def test_a_model_that_equals_its_teacher_has_no_error(head: str) -> None:
     assert len(terms) == len(same) == expected
     assert [term.item() for term in same] == [0.0] * expected
     assert all(term > 0 for term in terms)
+
+
+def test_the_embedding_of_a_causal_model_is_its_last_token() -> None:
+    """Vectors that differ in one token only: at right angles there, equal elsewhere."""
+    mask = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1]])  # padding on either side
+    teacher = torch.zeros(2, 4, 2)
+    teacher[..., 0] = 1.0
+    student = teacher.clone()
+    student[0, 2] = student[1, 3] = torch.tensor([0.0, 1.0])
+    assert cosine_terms(student, teacher, mask, causal=True)[1].item() == pytest.approx(1.0)
+    assert cosine_terms(student, teacher, mask)[1].item() == pytest.approx(0.0, abs=1e-7)
+    first = teacher.clone()
+    first[:, 0] = torch.tensor([0.0, 1.0])
+    assert cosine_terms(first, teacher, mask, causal=True)[1].item() == pytest.approx(0.0, abs=1e-7)
 
 
 def mean_over(squares: torch.Tensor, chosen: torch.Tensor) -> float:

@@ -81,7 +81,8 @@ def test_scores_are_recorded_in_every_block_and_the_model_is_left_as_it_was(kind
     with torch.no_grad():
         seen = watch(part, batch)
     rows, tokens = batch["input_ids"].shape
-    assert [tuple(score.shape) for score in seen.scores] == [(rows, 2, tokens, tokens)] * 3
+    heads = teacher.config.num_attention_heads
+    assert [tuple(score.shape) for score in seen.scores] == [(rows, heads, tokens, tokens)] * 3
     assert not any(module._forward_hooks for module in teacher.modules())
 
 
