@@ -25,6 +25,7 @@ from mrem_deploy.base.progress import say
 from mrem_deploy.data.labels import SCORED, label_order
 from mrem_deploy.data.squad import Questions
 from mrem_deploy.data.task_data import TaskData, Texts
+from mrem_deploy.data.tasks import NO_DATA
 from mrem_deploy.deploy import own_runtime
 from mrem_deploy.deploy.runtime import EXPORT_PACKAGES, INSTALL, missing_packages
 from mrem_deploy.kernels.backends import measure_tiles, use_backend
@@ -45,7 +46,8 @@ def absolute_paths(recipe: Recipe) -> Recipe:
     changes: dict[str, Any] = {
         name: str(path.absolute())
         for name, path in paths.items()
-        if name in ("out", "cache_dir") or path.exists()  # what does not exist may be a hub id
+        # What does not exist may be a hub id; `none` is no folder, even if there is one of that name.
+        if name in ("out", "cache_dir") or (path.exists() and (name, str(path)) != ("data", NO_DATA))
     }
     return replace(recipe, **changes)
 

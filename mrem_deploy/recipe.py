@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mrem_deploy import recipe_groups
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.options import MOST_SEED, MOST_THREADS, convert_all, option, read_yaml
 from mrem_deploy.base.outside import shown
@@ -52,15 +53,8 @@ class Recipe:
     """
 
     model: str | None = option(None, "folder or hub id of the fine-tuned model", group=MODEL)
-    task: str | None = option(
-        None,
-        "a GLUE task (sst2, mnli, …), squad, squad_v2, text-classification, token-classification, retrieval "
-        "or reranking. Without labels: feature-extraction, question-answering, text-classification, "
-        "token-classification and reranking; the score is then how well the quantized model agrees with the "
-        "original",
-        group=MODEL,
-    )
-    data: str | None = option(None, "folder, file or hub id of the task's data", group=MODEL)
+    task: str | None = option(None, recipe_groups.TASK_HELP, group=MODEL)
+    data: str | None = option(None, recipe_groups.DATA_HELP, group=MODEL)
     out: str | None = option(
         None, "folder for the result; replaced as a whole when the run succeeds", group=OUTPUT, decides=False
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.options import bad_value, check_options, convert_all, flag
+from mrem_deploy.data.tasks import NO_DATA
 from mrem_deploy.quant.spec import HOT_ROWS, TWO_BIT_QUANTIZERS
 from mrem_deploy.recipe_defaults import default_rate, filled_in
 from mrem_deploy.recipe_values import (
@@ -43,6 +44,7 @@ def check(recipe: Recipe) -> None:
     _check_hot_rows(recipe)
     check_options(recipe)
     _check_method(recipe)
+    _check_data(recipe)
     if recipe.max_length < 3:
         raise bad_value("max_length", "at least 3 (two special tokens and one more)", recipe.max_length)
     if not 0 <= recipe.teacher_forcing <= 1:
@@ -58,6 +60,20 @@ def check(recipe: Recipe) -> None:
         raise bad_value("threshold", "a number", recipe.threshold)
     if recipe.max_memory is not None:
         parse_megabytes(recipe.max_memory)
+
+
+def _check_data(recipe: Recipe) -> None:
+    """`none` is for calibration."""
+    if recipe.eval_data == NO_DATA:
+        raise UserError(
+            f"--eval-data {NO_DATA}: a model is measured on text that somebody gives",
+            f"leave it out; --data {NO_DATA} alone measures the agreement on generated text",
+        )
+    if recipe.data == NO_DATA and recipe.target_drop is not None:
+        raise UserError(
+            f"--target-drop estimates what is lost on data of the task, and --data {NO_DATA} has none",
+            "give data, or --bits or --budget-mb instead",
+        )
 
 
 def _check_method(recipe: Recipe) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from html import unescape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ from torch import nn
 import mrem_deploy
 from mrem_deploy import pipeline, quantize
 from mrem_deploy.base import cli
-from mrem_deploy.data import sources, table_files
+from mrem_deploy.data import generated, sources, table_files
 from mrem_deploy.data.task_data import TaskData, open_task
 from mrem_deploy.evaluate import evaluation, predict
 from mrem_deploy.models import loading
 from mrem_deploy.quant import artifact
 from mrem_deploy.quant.frozen import FrozenModel
+from mrem_deploy.report import origin
 from mrem_deploy.train import METHODS
 from mrem_deploy.train.job import TrainJob, TrainLog
 from mrem_deploy.walk import loading as walk_loading
@@ -306,6 +308,33 @@ def test_texts_without_labels(task: str, workshop: Path, capsys: pytest.CaptureF
         same.append(bool(one.argmax() == two.argmax() if len(one) > 1 else (one > 0) == (two > 0)))
     assert accuracy["quantized"] == pytest.approx(100 * np.mean(same))
     assert "agreement" in (workshop / f"bare-{task}" / "report.md").read_text().lower()
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_no_data_at_hand(
+    workshop: Path, measured: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a run says about its texts: beforehand, in the plan, at the end and in every page."""
+    monkeypatch.setattr(generated, "TRAINING", 80)
+    monkeypatch.setattr(generated, "EVALUATION", 20)
+    out = workshop / f"none-{measured}"
+    given = {"eval_data": workshop / "data" / "dev.jsonl"} if measured else {}
+    options = {"data": "none", "method": "ptq", "steps": None, "lr": None, **given}
+    assert job(workshop, out.name, **options).run() == 0
+    printed, said = capsys.readouterr()
+    assert "note: calibrating with generated text" in said
+    assert ("give --eval-data" in said) == (not measured)
+    assert "calibrated with generated text" in next(line for line in said.splitlines() if "plan:" in line)
+    content = metrics_of(out)
+    assert content["data"].startswith("generated text (--data none)")
+    accuracy = content["accuracy"]
+    assert accuracy["metric"] == ("accuracy" if measured else "agreement")
+    assert list(accuracy["splits"]) == (["dev"] if measured else ["generated"])
+    pages = [(out / name).read_text() for name in ("report.md", "README.md", "report.html")]
+    for text in [printed, *map(unescape, pages)]:
+        assert origin.CALIBRATED[1:] in text
+        assert (origin.MEASURED[1:] in text) == (not measured)
+    assert yaml.safe_load((out / "recipe.yaml").read_text())["data"] == "none"
 
 
 # --- the evaluation split ----------------------------------------------------------------------

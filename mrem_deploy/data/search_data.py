@@ -11,8 +11,9 @@ from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.outside import path_of
 from mrem_deploy.data import beir
 from mrem_deploy.data.cells import texts_in
+from mrem_deploy.data.generated import open_texts
 from mrem_deploy.data.searching import CANDIDATES, Searches, Sides
-from mrem_deploy.data.sources import Source, files_of, open_source
+from mrem_deploy.data.sources import Source, files_of
 from mrem_deploy.data.splits import Columns, TaskData, open_pairs
 from mrem_deploy.data.table_files import Table, Wanted, listing
 from mrem_deploy.data.tasks import Task, searching
@@ -62,10 +63,10 @@ class SearchData(TaskData):
                     f"Write one with lines {PAIRS}, or give such a file as --data and the folder as "
                     "--eval-data; mrem beir writes both.",
                 )
-            source = open_source(data, task.naming, "train")
+            source = open_texts(task, data, "train", columns)
             self._pairs = open_pairs(task, columns, source)
         elif not own or files_of(Path(data).expanduser(), "train"):
-            source = self._texts = open_source(data, task.naming, "train")
+            source = self._texts = open_texts(task, data, "train", columns)
             self._columns = columns
             for table in source.first_rows(of_evaluation=False):
                 self._sides(table)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.data.encoded import Encoded
+from mrem_deploy.data.generated import open_texts, unlabelled
 from mrem_deploy.data.labels import label_order
 from mrem_deploy.data.search_data import open_search
 from mrem_deploy.data.sources import open_source
 from mrem_deploy.data.splits import Columns, TaskData, row_for
-from mrem_deploy.data.tasks import TASKS, Task, find_task
+from mrem_deploy.data.tasks import NO_DATA, TASKS, Task, find_task
 from mrem_deploy.data.texts import Texts, encode, sample
 
 __all__ = [
@@ -38,6 +39,10 @@ def open_task(task: str, data: str, columns: Columns | None = None, eval_data: s
         found = open_search(row, data, columns, eval_data)
         if found is not None:
             return found
-    source = open_source(data, row.naming, "train" if eval_data else "both")
-    evaluation = open_source(eval_data, row.naming, "evaluation") if eval_data else source
-    return TaskData(row_for(row, columns, evaluation), columns, source, evaluation)
+    if eval_data:
+        evaluation = open_source(eval_data, row.naming, "evaluation")
+        row = row_for(row, columns, evaluation)
+        return TaskData(row, columns, open_texts(row, data, "train", columns), evaluation)
+    row = unlabelled(row) if data == NO_DATA else row
+    source = open_texts(row, data, "both", columns)
+    return TaskData(row_for(row, columns, source), columns, source, source)

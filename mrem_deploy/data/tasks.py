@@ -21,6 +21,7 @@ HEAD_OF_KIND = {
 
 
 SEARCHES = ("retrieval", "reranking")
+NO_DATA = "none"  # instead of data: generated.py makes the texts
 
 
 @dataclass(frozen=True)

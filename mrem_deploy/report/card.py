@@ -15,6 +15,7 @@ from mrem_deploy.evaluate.accuracy import BY_ONNXRUNTIME, QUANTIZED, Accuracy
 from mrem_deploy.evaluate.metrics import metric_of
 from mrem_deploy.export import PROFILES
 from mrem_deploy.models.sentence_files import MODULES
+from mrem_deploy.report.origin import generated_notes
 from mrem_deploy.report.summary import (
     Summary,
     bits_words,
@@ -91,6 +92,7 @@ def model_card(
         "The scores above hold for this task and data. A low-bit model can lose more on text that differs "
         "from the calibration texts: evaluate it on your own data before you rely on it. The biases and the "
         "licence of the original model carry over.",
+        *generated_notes(metrics.data),
     ]
     return f"---\n{front}---\n\n" + "\n\n".join(part for part in body if part) + "\n"
 

@@ -22,6 +22,7 @@ from mrem_deploy.report.card import model_card
 from mrem_deploy.report.heldout import heldout_tables, heldout_warnings
 from mrem_deploy.report.html import html_page
 from mrem_deploy.report.methods import mixed_tables, qat_rows
+from mrem_deploy.report.origin import generated_notes
 from mrem_deploy.report.plots import FEW_UNITS, Plot, draw_plots, ends, finite
 from mrem_deploy.report.summary import Summary, bits_words, data_words, model_name, summarise, words
 from mrem_deploy.report.target import target_tables, target_warnings
@@ -72,7 +73,12 @@ def write_report(folder: Path, metrics: Metrics, history: History, recipe: Recip
         *heldout_tables(metrics),
         environment_table(metrics.environment),
     ]
-    warnings = [*target_warnings(metrics.target), *_warnings(history), *heldout_warnings(metrics)]
+    warnings = [
+        *generated_notes(metrics.data),
+        *target_warnings(metrics.target),
+        *_warnings(history),
+        *heldout_warnings(metrics),
+    ]
     plots = draw_plots(history, metrics.size, metrics.parallel)
     settings = recipe.to_yaml().strip()
 

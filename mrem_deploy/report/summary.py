@@ -31,6 +31,7 @@ from mrem_deploy.evaluate.drift import Drift
 from mrem_deploy.evaluate.fidelity import Fidelity
 from mrem_deploy.evaluate.metrics import metric_of
 from mrem_deploy.evaluate.uncertainty import accuracy_error, paired_accuracy_error
+from mrem_deploy.report.origin import generated_notes
 from mrem_deploy.result import REPORT_HTML, Metrics, Onnx, Sizes
 
 
@@ -101,6 +102,7 @@ def terminal_summary(metrics: Metrics, folder: Path) -> str:
             *([f"target: {metrics.target.sentence()} (estimate)"] if metrics.target else []),
             *([_heldout_line(metrics)] if metrics.heldout else []),
             f"time: {training} training, {total} in total; peak memory {memory(cost.peak_memory_mb)}",
+            *(f"note: {note[0].lower()}{note[1:]}" for note in generated_notes(metrics.data)),
             f"report: {folder / REPORT_HTML}",
         ]
     )

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from mrem_deploy.base.format import count, duration
 from mrem_deploy.base.units import MIB
+from mrem_deploy.data.tasks import NO_DATA
 from mrem_deploy.models.architectures import anatomy
 from mrem_deploy.models.partition import module_cuts
 from mrem_deploy.recipe import Recipe, module_count, parse_epochs, parse_modules
@@ -286,7 +287,8 @@ def _choosing(recipe: Recipe, shape: ModelShape, timing: Timing) -> list[Stage]:
 def _title(recipe: Recipe, shape: ModelShape) -> str:
     name = str(recipe.model or "the model").rstrip("/").rpartition("/")[2]
     size = f"{shape.blocks} blocks, {shape.parameters / 1e6:.0f} M parameters"
-    return f"{name} ({size}) to {recipe.bits} with {recipe.method}"
+    texts = ", calibrated with generated text" if recipe.data == NO_DATA else ""
+    return f"{name} ({size}) to {recipe.bits} with {recipe.method}{texts}"
 
 
 def _cached(recipe: Recipe, shape: ModelShape, hidden_mib: float, budget_mib: float) -> tuple[float, float]:
