@@ -31,7 +31,7 @@ def prepare(model: PreTrainedModel, attention_function: str = ATTENTION) -> Anat
     outputs stay the same."""
     found = anatomy(model)
     model.config._attn_implementation = attention_function
-    if hasattr(model.config, "use_cache"):
+    if found.architecture.causal:
         model.config.use_cache = False  # of keys and values, for texts that are generated
     base: Any = model.get_submodule(found.base)
     if found.architecture.positions_from_mask:
