@@ -57,6 +57,8 @@ NOT_COMPARED = ("environment", "cost", "recipe_digest", "version")
 NOT_COMPARED += ("kl", "kl_error", "flips", "flips_error", "fidelity", "scored_by", "torch_examples")
 NOT_COMPARED += ("drift",)
 NOT_COMPARED += ("digests", "result_digest", "file_sha256", "changed_since_export")
+# And of config.json: what tells transformers that the weights are packed.
+NOT_COMPARED += ("quantization_config", "transformers_weights")
 # So are these two entries of an ONNX file: its size is compared without their bytes.
 DIGEST_MIB = 164 / 2**20
 SIZES = ("onnx_mb", "size_mb")
