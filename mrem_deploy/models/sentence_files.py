@@ -226,6 +226,7 @@ def _read(path: Path, place: Place) -> SentenceFiles:
         elif name == "Dense":
             after.append(read_dense(*config, inner, place, files))
     head = SentenceHead(pooling, tuple(after), settings.get("truncate_dim"))
+    _check_widths(head, place)
     prompts = {name: text or "" for name, text in (settings.get("prompts") or {}).items()}
     return SentenceFiles(
         kind,
@@ -238,6 +239,27 @@ def _read(path: Path, place: Place) -> SentenceFiles:
         settings.get("activation_fn"),
         files,
     )
+
+
+def _check_widths(head: SentenceHead, place: Place) -> None:
+    """Every Dense module must take what comes before it, from the encoder on."""
+    config = place(gate.CONFIG)
+    content = {} if config is None else read_object(config, COPY_AGAIN)
+    widths = (content.get(key) for key in ("hidden_size", "dim", "d_model"))
+    hidden = next((width for width in widths if isinstance(width, int)), None)
+    if hidden is None:
+        return
+    width = head.pooling.width(hidden)
+    for number, module in enumerate(head.after, 2):
+        taken = module.weights["linear.weight"].shape[1] if isinstance(module, Dense) else width
+        if taken != width:
+            pooling, where = ", ".join(head.pooling.modes), config.parent if config else MODULES
+            raise UserError(
+                f"module {number} of {where} takes vectors of {taken} numbers, but gets {width} (pooling: "
+                f"{pooling})",
+                COPY_AGAIN,
+            )
+        width = module.width(width)
 
 
 def _module(entry: Any, path: Path) -> tuple[str, str]:

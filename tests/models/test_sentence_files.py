@@ -224,6 +224,10 @@ DENSE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no size": (break_dense(lambda c: c.pop("in_features")), "in_features"),
     "an activation of its own": (break_dense(lambda c: c.update(activation_function="evil.Tanh")), "evil"),
     "another place": (break_dense(lambda c: c.update(module_input_name="tokens")), "module_input_name"),
+    "another pooling before it": (
+        edit("1_Pooling/config.json", lambda c: c.update(pooling_mode=["cls", "mean"])),
+        "takes vectors of 16 numbers, but gets 32",
+    ),
     "half a file": (lambda p: (p / "2_Dense/model.safetensors").write_bytes(b"abc"), "cannot be read"),
 }
 
