@@ -197,12 +197,24 @@ def test_packages_that_are_missing_are_an_error_only_if_a_profile_was_named(
 # --- validate ----------------------------------------------------------------------------------
 
 
+def assert_same(now: Any, was: Any) -> None:
+    """Everything equal, floats but for last bits: next to other work, torch's have moved between two runs."""
+    if isinstance(was, dict):
+        assert now.keys() == was.keys()
+        for key in was:
+            assert_same(now[key], was[key])
+    elif isinstance(was, float):
+        assert now == pytest.approx(was, rel=1e-5, abs=1e-7)
+    else:
+        assert now == was
+
+
 def test_validate_repeats_what_quantize_found(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
     was = read(result / validation.RESULT)
     (result / validation.RESULT).unlink()
     assert run(result, "--max-drop", 100) == 0
     now = read(result / validation.RESULT)
-    assert now["accuracy"] == was["accuracy"]
+    assert_same(now["accuracy"], was["accuracy"])
     assert now["onnx"]["agreement"] == was["onnx"]["agreement"]
     assert now["onnx"]["nodes"] == was["onnx"]["nodes"]
     assert (now["passed"], now["max_drop"], now["full_precision_from"]) == (True, 100.0, "measured")
