@@ -125,7 +125,8 @@ class Embedder(TextModel):
         return SIMILARITIES[self.similarity_fn_name](_rows(embeddings1), _rows(embeddings2), False)
 
     def get_embedding_dimension(self) -> int:
-        width = int(self._config.get("hidden_size") or self._config["dim"])
+        names = ("hidden_size", "dim", "d_model")  # BERT's, DistilBERT's and T5's
+        width = next(int(self._config[name]) for name in names if self._config.get(name))
         return self.files.head.truncated(self.truncate_dim).width(width)
 
     get_sentence_embedding_dimension = get_embedding_dimension  # its name in earlier releases

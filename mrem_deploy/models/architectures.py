@@ -47,18 +47,23 @@ class Architecture:
     blocks: str
     attention: str  # the module that computes q, k, v and passes them to the attention function
     shared_input: tuple[str, ...]  # linears inside `attention` that read the same tensor
-    after_activation: str | None  # the linear fed by GELU; None where a gate makes its input signed
+    after_activation: str | None  # the linear fed by GELU or ReLU; a gate makes its input signed
     projections: tuple[str, ...] = ("classifier", "qa_outputs", "classifier.out_proj")  # the heads
     final_norm: str | None = None  # applied after the last block, belongs to the last module
     constants: tuple[str, ...] = ()  # read by every block, so no module may train them; some may be missing
     norms: Norms | None = None  # None: pre-norm, no biases, or keys that are rotated by their positions
     disentangled: bool = False  # attention has products with relative positions (quant/disentangled.py)
     embeddings: str = "embeddings"  # what later modules do without: their input is embedded already
-    gate: Gate | None = None
+    gate: Gate | None = None  # in the models that have its linears
+    lent: str | None = None  # inside the first block: read by every block, so it is one of the `constants`
+    tied: tuple[str, ...] = ()  # other names of the word embedding in the base model; left out
+    encoder_class: str = "AutoModel"  # of transformers: builds the model without a head
     heads: tuple[str, ...] | None = None  # those that can be quantized; None: all
     causal: bool = False  # tokens see only those before them, unless the configuration says otherwise
     positions_from_mask: bool = False  # counted from the first real token, whichever side is padded
 
+
+EMBEDDER = ("feature-extraction",)
 
 _BERT = Architecture(
     word_embedding="embeddings.word_embeddings",
@@ -75,7 +80,6 @@ _BERT = Architecture(
     ),
 )
 
-EMBEDDER = ("feature-extraction",)
 _GATE = Gate("mlp", ("gate_proj", "up_proj"))
 _ROTARY = Architecture(
     word_embedding="embeddings.word_embeddings",
@@ -149,6 +153,21 @@ ARCHITECTURES: dict[str, Architecture] = {
     "eurobert": replace(_DECODER, heads=_ROTARY.heads, causal=False, positions_from_mask=False),
     "qwen3": _DECODER,
     "gemma3_text": _DECODER,
+    "t5": Architecture(
+        word_embedding="encoder.embed_tokens",
+        embeddings="encoder.embed_tokens",
+        blocks="encoder.block",
+        attention="layer.0.SelfAttention",
+        shared_input=("q", "k", "v"),
+        after_activation="layer.1.DenseReluDense.wo",
+        gate=Gate("layer.1.DenseReluDense", ("wi_0", "wi_1")),  # since version 1.1
+        final_norm="encoder.final_layer_norm",
+        constants=("encoder.block.0.layer.0.SelfAttention.relative_attention_bias",),
+        lent="layer.0.SelfAttention.relative_attention_bias",
+        tied=("shared",),
+        heads=("token-classification", "feature-extraction"),  # the others read the decoder
+        encoder_class="AutoModelForTextEncoding",
+    ),
 }
 
 
@@ -173,6 +192,7 @@ class Anatomy:
     shared_inputs: dict[str, str]  # linear -> the module (attention, gate) whose input quantizer it shares
     positive_inputs: frozenset[str]  # linears whose input is mostly positive (after GELU)
     positions: Positions  # what the attention modules do with relative positions
+    tied: tuple[str, ...]  # other names of the word embedding, which `prepare` leaves out
 
     @property
     def readers(self) -> tuple[str, ...]:
@@ -202,10 +222,21 @@ def check_head(model_type: str, head: str, source: Any) -> None:
             "use --task feature-extraction or retrieval; rerankers and classifiers with a decoder's body are "
             "not supported, such as Qwen3-Reranker, which says yes or no with its language model head",
         )
+    if has_decoder(model_type):
+        raise UserError(
+            f"{source}: the {head} head of a {model_type} model reads its decoder; only its encoder is "
+            "quantized",
+            f"use a task for one of the heads of the encoder: {', '.join(heads)}",
+        )
     raise UserError(
         f"{source}: a {model_type} model has no {head} head in transformers",
         f"use a task for one of its heads: {', '.join(heads)}",
     )
+
+
+def has_decoder(model_type: str) -> bool:
+    """Whether AutoModel has a decoder behind the encoder that is quantized here."""
+    return check_model_type(model_type).encoder_class != "AutoModel"
 
 
 def _join(*parts: str) -> str:
@@ -221,6 +252,11 @@ def anatomy(model: PreTrainedModel) -> Anatomy:
         )
     prefix = getattr(model, "base_model_prefix", "")
     base = prefix if prefix and hasattr(model, prefix) else ""
+    if has_decoder(model.config.model_type) and hasattr(model.get_submodule(base), "decoder"):
+        raise UserError(
+            f"this {type(model).__name__} has a decoder; only its encoder is quantized",
+            f"load the encoder alone: transformers.{row.encoder_class}.from_pretrained",
+        )
     blocks_name = _join(base, row.blocks)
     blocks = tuple(f"{blocks_name}.{i}" for i in range(len(model.get_submodule(blocks_name))))
     heads = _head_names(model, row)
@@ -229,17 +265,19 @@ def anatomy(model: PreTrainedModel) -> Anatomy:
     )
     attentions = tuple(_join(block, row.attention) for block in blocks)
     shared = {f"{attention}.{linear}": attention for attention in attentions for linear in row.shared_input}
-    if row.gate:
-        gates = [_join(block, row.gate.module) for block in blocks]
+    gates = [_join(block, row.gate.module) for block in blocks] if row.gate else []
+    gated = row.gate is not None and hasattr(model.get_submodule(gates[0]), row.gate.shared_input[0])
+    if row.gate and gated:
         shared |= {f"{gate}.{linear}": gate for gate in gates for linear in row.gate.shared_input}
     positive = (
         frozenset(_join(block, row.after_activation) for block in blocks)
-        if row.after_activation
+        if row.after_activation and not gated
         else frozenset()
     )
     positions = _positions(model.get_submodule(attentions[0])) if row.disentangled else Positions()
     word_embedding = _join(base, row.word_embedding)
-    return Anatomy(row, base, word_embedding, blocks, attentions, linears, shared, positive, positions)
+    tied = tuple(_join(base, name) for name in row.tied)
+    return Anatomy(row, base, word_embedding, blocks, attentions, linears, shared, positive, positions, tied)
 
 
 def _positions(attention: Any) -> Positions:

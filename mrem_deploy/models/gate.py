@@ -44,22 +44,26 @@ REFUSED = {
 }
 # The largest encoders have 48 layers of width 4,096 and 250,000 tokens: room for ten times that.
 LARGEST = {
-    "num_hidden_layers": 500, "n_layers": 500,
-    "hidden_size": 50_000, "dim": 50_000, "embedding_size": 50_000,
-    "intermediate_size": 200_000, "hidden_dim": 200_000,
-    "num_attention_heads": 1_000, "n_heads": 1_000, "num_key_value_heads": 1_000, "head_dim": 10_000,
+    "num_hidden_layers": 500, "n_layers": 500, "num_layers": 500, "num_decoder_layers": 500,
+    "hidden_size": 50_000, "dim": 50_000, "d_model": 50_000, "embedding_size": 50_000,
+    "intermediate_size": 200_000, "hidden_dim": 200_000, "d_ff": 200_000,
+    "num_attention_heads": 1_000, "n_heads": 1_000, "num_heads": 1_000, "num_key_value_heads": 1_000,
+    "head_dim": 10_000, "d_kv": 10_000,
     "sliding_window": 1_000_000,
     "vocab_size": 5_000_000,
     "max_position_embeddings": 1_000_000,
     "type_vocab_size": 1_000,
-    "relative_attention_num_buckets": 10_000,
+    "relative_attention_num_buckets": 10_000, "relative_attention_max_distance": 1_000_000,
     "max_relative_positions": 1_000_000, "position_buckets": 10_000,
     "attention_head_size": 50_000, "pooler_hidden_size": 50_000,
     "num_labels": 100_000,
 }  # fmt: skip
 LEAST = {"type_vocab_size": 0, "max_relative_positions": -1, "position_buckets": -1}  # the others: 1
 # Computed, or relative, or not always there.
-WITHOUT_POSITIONS = ("modernbert", "deberta-v2", "nomic_bert", "gte", "eurobert", "qwen3", "gemma3_text")
+WITHOUT_POSITIONS = (
+    *("modernbert", "deberta-v2", "nomic_bert", "gte", "eurobert"),
+    *("qwen3", "gemma3_text", "t5"),
+)
 SOURCE_BITS = 8  # the fewest bits of a parameter in a full-precision checkpoint
 RESULT_BITS = 2  # and in a result
 
@@ -304,15 +308,16 @@ def least_parameters(content: Mapping[str, Any]) -> int:
     def size(*names: str) -> int:
         return max((content[name] for name in names if content.get(name)), default=0)
 
-    width, inner = size("hidden_size", "dim"), size("intermediate_size", "hidden_dim")
+    width, inner = size("hidden_size", "dim", "d_model"), size("intermediate_size", "hidden_dim", "d_ff")
     table = size("vocab_size")
     if content.get("model_type") not in WITHOUT_POSITIONS:
         table += size("max_position_embeddings")
-    heads, head_width = size("num_attention_heads", "n_heads"), size("head_dim")
+    heads, head_width = size("num_attention_heads", "n_heads", "num_heads"), size("head_dim", "d_kv")
     queries = heads * head_width or width  # heads may be wider than their share of the hidden size,
     keys = size("num_key_value_heads") * (head_width or width // max(heads, 1)) or queries  # keys fewer
     block = 2 * width * (queries + keys) + 2 * width * inner
-    return table * (size("embedding_size") or width) + size("num_hidden_layers", "n_layers") * block
+    blocks = size("num_hidden_layers", "n_layers", "num_layers")
+    return table * (size("embedding_size") or width) + blocks * block
 
 
 def check_bytes(path: Path, content: Mapping[str, Any], found: int, bits: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -18,7 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.base.outside import path_of
 from mrem_deploy.models import gate
-from mrem_deploy.models.architectures import check_head
+from mrem_deploy.models.architectures import check_head, check_model_type
 from mrem_deploy.models.sentence_files import HUB_ID, as_embedder
 
 # head -> the transformers class that builds it
@@ -38,6 +38,14 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
     "tokenizer.model",
 )
+
+
+def auto_class(head: str, model_type: str) -> Any:
+    """The class of transformers that builds a model of this type with this head."""
+    import transformers
+
+    bare = head == "feature-extraction"
+    return getattr(transformers, check_model_type(model_type).encoder_class if bare else HEADS[head])
 
 
 class LoadingInfo(TypedDict):
@@ -64,8 +72,9 @@ def load_model(
         raise UserError(f"Unknown head {head!r}.", f"Choose one of: {', '.join(HEADS)}.")
     with quiet_transformers():
         source = _locate(str(path_or_hub_id))
-        check_head(_config(source).model_type, head, source)
-        model, info = _load_weights(source, head, num_labels)
+        kind = _config(source).model_type
+        check_head(kind, head, source)
+        model, info = _load_weights(source, kind, head, num_labels)
         _check_weights_fit(source, head, model, info, allow_new_head)
         _check_finite(source, model)
         tokenizer = _load_tokenizer(source)
@@ -198,13 +207,14 @@ def _pickle_refused(source: str, name: str) -> UserError:
     )
 
 
-def _load_weights(source: str, head: str, num_labels: int | None) -> tuple[PreTrainedModel, LoadingInfo]:
-    import transformers
+def _load_weights(
+    source: str, kind: str, head: str, num_labels: int | None
+) -> tuple[PreTrainedModel, LoadingInfo]:
     from safetensors import SafetensorError
 
     options = {} if num_labels is None else {"num_labels": num_labels}
     try:
-        model, info = getattr(transformers, HEADS[head]).from_pretrained(
+        model, info = auto_class(head, kind).from_pretrained(
             source,
             dtype=torch.float32,
             use_safetensors=True,

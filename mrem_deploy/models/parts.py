@@ -74,8 +74,12 @@ class Part(nn.Module):
         self.causal = is_causal(model.config)
         self.start, self.stop = start, stop
         blocks = [model.get_submodule(name) for name in found.blocks[start:stop]]
+        if (lent := found.architecture.lent) and not self.first:
+            lender = model.get_submodule(found.blocks[0])
+            blocks[0] = _view(blocks[0], {lent: lender.get_submodule(lent)})
         base = model.get_submodule(found.base)
         replace: dict[str, nn.Module | None] = {found.architecture.blocks: nn.ModuleList(blocks)}
+        replace |= dict.fromkeys(found.architecture.tied)
         if not self.first:
             replace[found.architecture.embeddings] = _HandThrough()
             if hasattr(base, "embeddings_project"):  # ELECTRA's, part of the first module

@@ -131,14 +131,15 @@ def register() -> None:
 
 def _check_class(model: PreTrainedModel, frozen: FrozenModel) -> None:
     """Refuse another head, and settings by which its layers would have other shapes."""
-    from mrem_deploy.models.loading import HEADS
+    from mrem_deploy.models.loading import auto_class
     from mrem_deploy.quant.integrity import without_memory
 
     right = without_memory(frozen.config, frozen.head)
     if type(right) is not type(model):
+        auto = auto_class(frozen.head, frozen.config.model_type)
         raise UserError(
             f"The result holds a {type(right).__name__}; {type(model).__name__} was asked for.",
-            f"Use {HEADS[frozen.head]}.from_pretrained.",
+            f"Use {auto.__name__}.from_pretrained.",
         )
     wanted, there = dict(_shapes(model)), dict(_shapes(right))
     other = [name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name)]

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import transformers
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -25,7 +24,7 @@ from mrem_deploy.base.units import MIB
 from mrem_deploy.kernels import pack, unpack
 from mrem_deploy.kernels.reference import integers, scale_once
 from mrem_deploy.models.architectures import Anatomy
-from mrem_deploy.models.loading import HEADS
+from mrem_deploy.models.loading import auto_class
 from mrem_deploy.models.parts import HIDDEN_SHIFTS
 from mrem_deploy.numerics import Grid, dequantize, from_stored, quantize, symmetric_grid, to_stored
 from mrem_deploy.quant import artifact, integrity
@@ -297,7 +296,7 @@ def shell(frozen: FrozenModel, attention: str = ATTENTION) -> tuple[PreTrainedMo
     """The Hugging Face model with all that stays full precision loaded; other weights are still random."""
     # A copy: the attention function is chosen in the config, and other models may be built from the same one.
     config = copy.deepcopy(frozen.config)
-    auto = getattr(transformers, HEADS[frozen.head])
+    auto = auto_class(frozen.head, config.model_type)
     model = auto.from_config(config, trust_remote_code=False).eval()
     return model, fill_shell(frozen, model, attention)
 

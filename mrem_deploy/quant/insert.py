@@ -17,6 +17,7 @@ from mrem_deploy.quant.hot_rows import make_hot_quantizer
 from mrem_deploy.quant.layers import ATTENTION, Matmul, QuantEmbedding, QuantLinear, _RegisteredMPNetAttention
 from mrem_deploy.quant.quantizers import LearnedScale, make_weight_quantizer
 from mrem_deploy.quant.spec import QuantSpec
+from mrem_deploy.quant.t5 import register_t5
 
 
 def quantize_hidden(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -44,6 +45,8 @@ def prepare(model: PreTrainedModel, attention_function: str = ATTENTION) -> Anat
     if found.architecture.disentangled:
         encoder = model.get_submodule(found.blocks[0].rpartition(".layer.")[0])
         disentangle(encoder, [model.get_submodule(name) for name in found.attentions], attention_function)
+    if found.architecture.lent:
+        register_t5(base, [model.get_submodule(name) for name in found.attentions], attention_function)
     for name in found.attentions:
         place_products(found, name, model.get_submodule(name), {})
     return found

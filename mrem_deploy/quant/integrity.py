@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.kernels.packing import PACKABLE_BITS, packed_size
 from mrem_deploy.models.architectures import anatomy
-from mrem_deploy.models.loading import HEADS
+from mrem_deploy.models.loading import HEADS, auto_class
 from mrem_deploy.numerics import ACTIVATION_BITS, activation_grid
 from mrem_deploy.quant import hot_rows
 from mrem_deploy.quant.insert import activation_points
@@ -218,6 +217,8 @@ def model_findings(
     if "full/pooler.dense.bias" not in tensors:  # a bare encoder whose checkpoint had none
         shapes = {name: shape for name, shape in shapes.items() if not name.startswith("pooler.")}
     parts = anatomy(model)
+    for name in parts.tied:
+        shapes.pop(f"{name}.weight")
     found = []
     for name, entry in manifest["weights"].items():
         if name not in (*parts.linears, parts.word_embedding):
@@ -244,7 +245,7 @@ def without_memory(config: PretrainedConfig, head: str) -> PreTrainedModel:
     """The full-precision model that config.json describes, with shapes and no numbers."""
     try:
         with torch.device("meta"):
-            auto = getattr(transformers, HEADS[head])
+            auto = auto_class(head, config.model_type)
             return auto.from_config(copy.deepcopy(config), trust_remote_code=False)
     except Exception as error:  # what is in config.json decides what transformers raises
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""Embedders with a decoder's body, from the folder that users have to vectors in onnxruntime."""
+"""Embedders with a decoder's body or T5's encoder, from the users' folder to vectors in onnxruntime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import mrem_deploy
 from mrem_deploy.quant.frozen import load
 from mrem_deploy.recipe import Recipe
 
-METHODS = {"qwen3": "mrem-s", "gemma3_text": "ptq"}
+METHODS = {"qwen3": "mrem-s", "gemma3_text": "ptq", "t5": "mrem-s"}
 # As in test_sentence_models.py: a code that moves by one, and float sums in another order.
 ONE_CODE = 0.05
 ROUNDING = 2e-6
@@ -70,7 +70,7 @@ def test_a_vector_does_not_depend_on_its_batch(result: Path) -> None:
 
 def test_the_body_is_float32_and_without_language_model_head(result: Path) -> None:
     model = load(result)
-    assert type(model).__name__ in ("Qwen3Model", "Gemma3TextModel")
+    assert type(model).__name__ in ("Qwen3Model", "Gemma3TextModel", "T5EncoderModel")
     assert {value.dtype for value in model.parameters()} == {torch.float32}
     assert not any("lm_head" in name for name in model.state_dict())
 

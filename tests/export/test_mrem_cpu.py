@@ -40,6 +40,7 @@ EXPECTED = {
     "gte": {"PackedEmbedding": 1, "LowBitLinear": 3 * 4 + 1},  # gate and up are one, too
     "qwen3": {"LowBitLinear": 3 * 4},
     "gemma3_text": {"LowBitLinear": 3 * 4},
+    "t5": {"LowBitLinear": 3 * 4},
 }
 
 

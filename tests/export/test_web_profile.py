@@ -65,7 +65,7 @@ def test_the_widest_weight_names_the_file(bits: set[int], name: str, dtype: str)
     ("kind", "bits"),
     [
         *((k, bits) for k in ("bert", "modernbert") for bits in (*BITS.values(), SPARE, QuantSpec(2, 2, 32))),
-        ("gemma3_text", SPARE),
+        *((kind, SPARE) for kind in ("gemma3_text", "t5")),
     ],
 )
 def test_its_outputs_are_those_of_ort_cpu_bit_for_bit(kind: str, bits: QuantSpec) -> None:

@@ -1,4 +1,4 @@
-"""Tiny embedders with a decoder's body, in the files of Qwen3-Embedding and EmbeddingGemma."""
+"""Tiny embedders in the files of Qwen3-Embedding, EmbeddingGemma and sentence-t5."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tiny_embedder import add_modules, write_json
 from tiny_models import tiny_config
 
 SPECIAL = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
-CLASSES = {"qwen3": "Qwen3ForCausalLM", "gemma3_text": "Gemma3TextModel"}
+CLASSES = {"qwen3": "Qwen3ForCausalLM", "gemma3_text": "Gemma3TextModel", "t5": "T5EncoderModel"}
 WIDE = 24  # numbers between the two Dense modules of the Gemma
 
 
 def save_decoder(folder: Path, kind: str, architecture: str | None = None) -> Path:
     """Weights in bfloat16; the Qwen3 with the name of its body in front of them and a tied language model
-    head, pooled at the last token, the Gemma pooled by its mean and followed by two Dense modules."""
+    head, pooled at the last token, the others pooled by their mean and followed by two Dense modules."""
     config = tiny_config(kind)
     config.vocab_size = len(SPECIAL) + len(WORDS)
     torch.manual_seed(0)

@@ -23,7 +23,7 @@ from torch import nn
 from mrem_deploy.data.encoded import Encoded
 from mrem_deploy.models import architectures
 from mrem_deploy.models.architectures import Anatomy
-from mrem_deploy.models.loading import HEADS
+from mrem_deploy.models.loading import HEADS, auto_class
 from mrem_deploy.numerics import UNQUANTIZED_BITS, activation_grid, asymmetric_grid
 from mrem_deploy.quant.insert import activation_points, insert_quantizers, prepare
 from mrem_deploy.quant.quantizers import LearnedScale
@@ -43,14 +43,15 @@ ENCODERS = (
     *("deberta-v2", "modernbert"),
 )
 GATED = ("nomic_bert", "gte", "eurobert", "qwen3", "gemma3_text")
-ARCHITECTURES = (*ENCODERS, *GATED)
+ARCHITECTURES = (*ENCODERS, *GATED, "t5")
 # A trace takes seconds. NomicBERT is GTE without biases, EuroBERT is Qwen3 without norms of q and k.
-TRACED = (*ENCODERS, "gte", "qwen3", "gemma3_text")
+TRACED = (*ENCODERS, "gte", "qwen3", "gemma3_text", "t5")
 # What only disentangled attention quantizes: positions, before and after they are projected.
 POSITION_POINTS = ("position_quantizer", "c2p.right", "p2c.right")
 READ_BY_ALL = {  # parameters of the encoder that every block reads, by architecture; no module trains them
     "mpnet": {"relative_attention_bias.weight"},
     "deberta-v2": {"rel_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias"},
+    "t5": {"block.0.layer.0.SelfAttention.relative_attention_bias.weight"},
 }
 HEAD_NAMES = tuple(HEADS)
 
@@ -100,6 +101,11 @@ def tiny_config(kind: str, head: str | None = None, **changes: Any) -> transform
         # Windows of a few tokens, then a block that sees all, then windows again: parts must tell them apart.
         shape |= {"use_bidirectional_attention": True, "sliding_window": 4, "query_pre_attn_scalar": 9}
         shape |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    if kind == "t5":  # heads as wide as no division of the width, and distances beyond the last bucket
+        names = {"hidden_size": "d_model", "num_hidden_layers": "num_layers", "intermediate_size": "d_ff"}
+        names |= {"num_attention_heads": "num_heads"}
+        shape = {names.get(name, name): value for name, value in shape.items() if "position" not in name}
+        shape |= {"d_kv": 6, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 8}
     return transformers.AutoConfig.for_model(kind, **(shape | changes))
 
 
@@ -114,7 +120,7 @@ def tiny_model(
     """A model in evaluation mode with weights that make every part of it matter."""
     head = head or heads_of(kind)[0]
     config = tiny_config(kind, head, **changes)
-    model = getattr(transformers, HEADS[head]).from_config(config).eval().to(dtype)
+    model = auto_class(head, kind).from_config(config).eval().to(dtype)
     generator = torch.Generator().manual_seed(seed)
     for value in model.parameters():
         noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(dtype)

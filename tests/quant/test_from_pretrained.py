@@ -22,7 +22,7 @@ import mrem_deploy
 from mrem_deploy.base.errors import UserError
 from mrem_deploy.models import packed
 from mrem_deploy.models.architectures import model_outputs
-from mrem_deploy.models.loading import HEADS, load_model
+from mrem_deploy.models.loading import HEADS, auto_class, load_model
 from mrem_deploy.models.parts import HIDDEN_SHIFTS
 from mrem_deploy.quant import from_pretrained
 from mrem_deploy.quant.frozen import FrozenModel, freeze, with_hot_rows
@@ -35,7 +35,8 @@ TEXTS = [" ".join(WORDS[:5]), WORDS[7], " ".join(WORDS[3:20])]
 
 
 def read(folder: Path | str, head: str = SEQUENCE, **options: Any) -> Any:
-    return getattr(transformers, HEADS[head]).from_pretrained(folder, **options)
+    kind = transformers.AutoConfig.from_pretrained(folder).model_type
+    return auto_class(head, kind).from_pretrained(folder, **options)
 
 
 def outputs_of(model: nn.Module, kind: str = "bert") -> list[torch.Tensor]:
