@@ -19,6 +19,7 @@ from mrem_deploy.export.profiles import find_profile
 from mrem_deploy.export.skeleton import Skeleton
 from mrem_deploy.export.write import bits_of, export_onnx
 from mrem_deploy.models import gate, packed
+from mrem_deploy.models.architectures import has_decoder
 from mrem_deploy.quant.frozen import FrozenModel
 
 PROFILE = "web"
@@ -47,6 +48,14 @@ def check_tokenizer(folder: Path) -> None:
             )
 
 
+def _check_kind(model_type: str) -> None:
+    if has_decoder(model_type):
+        raise UserError(
+            f"transformers.js reads a {model_type} with its decoder, and this is the encoder alone",
+            "in a browser use `mrem web`, or an ONNX file in onnxruntime-web: mrem quantize --export web",
+        )
+
+
 def write_layout(
     frozen: FrozenModel,
     result: Path,
@@ -60,6 +69,7 @@ def write_layout(
     The folder is replaced in one step, with all that was in it. `card` writes its README.md.
     """
     check_tokenizer(result)
+    _check_kind(frozen.config.model_type)
     with atomic_folder(out) as folder:
         file = fill_layout(frozen, result, folder, opset, skeleton)
         if card is not None:

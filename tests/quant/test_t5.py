@@ -81,7 +81,9 @@ def test_methods_train_all_but_the_biases_of_positions(method: str) -> None:
     model = tiny_model("t5", EMBEDDER, **GATED)
     teacher, student = quantized_twin(model, QuantSpec(2, 2, 8))
     before = state_of(student)
-    METHODS[method].train(train_job(teacher, student, tiny_encoded("t5"), method=method))
+    score = (lambda model: 0.0) if method == "qat" else None
+    job = train_job(teacher, student, tiny_encoded("t5"), [0, 1, 2, 3], score=score, method=method)
+    METHODS[method].train(job)
     changed = differing(state_of(student), before)
     assert not any("relative_attention_bias" in name for name in changed)
     words = "encoder.embed_tokens.weight"
@@ -126,6 +128,19 @@ def test_a_decoder_is_refused_in_memory(name: str) -> None:
 def test_heads_on_a_decoder_are_refused(head: str) -> None:
     with pytest.raises(UserError, match="reads its decoder"):
         check_head("t5", head, "folder")
+
+
+def test_the_layout_of_transformers_js_is_refused(tmp_path: Path) -> None:
+    """Its T5 has a decoder; the ONNX file of the profile is for others."""
+    pytest.importorskip("onnx_ir")
+    from mrem_deploy.export.transformers_js import TOKENIZER_FILES, write_layout
+
+    for name in TOKENIZER_FILES[:2]:
+        (tmp_path / name).write_text("{}")
+    frozen = freeze(quantized_twin(tiny_model("t5", EMBEDDER), QuantSpec(4, 4, 8))[1], EMBEDDER)
+    with pytest.raises(UserError, match="the encoder alone"):
+        write_layout(frozen, tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("key", ["d_model", "d_ff", "d_kv", "num_heads", "num_layers"])
