@@ -11,7 +11,7 @@ same names. Buckets come from a table, because a logarithm rounds differently fr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -70,13 +70,13 @@ class T5EncoderModel(modeling_t5.T5EncoderModel):
         self.encoder.embed_tokens = new_embeddings
 
 
-def register_t5(base: Any, attentions: Sequence[nn.Module], attention_function: str) -> None:
+def register_t5(base: Any, attentions: Sequence[Any], attention_function: str) -> None:
     """Let an encoder of transformers, its attention modules and their table be those above."""
     if type(base) is not T5EncoderModel:
         base.__class__ = T5EncoderModel
         del base._modules[SHARED]
         base.all_tied_weights_keys = {}
-    first = cast(Any, attentions[0])
+    first = attentions[0]
     table = getattr(first, BIAS)
     table.__class__ = RelativeBias
     farthest = first.relative_attention_max_distance
