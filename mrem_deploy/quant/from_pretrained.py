@@ -168,8 +168,8 @@ def _complete(folder: Path) -> Path:
     from huggingface_hub import hf_hub_download
 
     def fetch(file: str) -> Path:
-        where = {"revision": folder.name, "cache_dir": repository.parent}
-        return Path(hf_hub_download(name.replace("--", "/"), file, **where))
+        hub_id = name.replace("--", "/")
+        return Path(hf_hub_download(hub_id, file, revision=folder.name, cache_dir=repository.parent))
 
     manifest = read_object(fetch(artifact.MANIFEST), artifact.COPY_AGAIN)
     written = manifest.get(artifact.DIGESTS)
