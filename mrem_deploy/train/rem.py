@@ -67,7 +67,7 @@ def find_units(
     """The part's matmuls in the order of execution, found by running it once."""
     order: list[str] = []
     names = {module: name for name, module in student.view.named_modules()}
-    matmuls = [m for m in names if isinstance(m, QuantLinear | QuantEmbedding | Matmul)]
+    matmuls: list[nn.Module] = [m for m in names if isinstance(m, QuantLinear | QuantEmbedding | Matmul)]
     # What disentangled attention projects besides: its scale belongs to no matmul that is trained by itself.
     matmuls += [m for m in names if isinstance(m, LearnedScale) and names[m].endswith(".position_quantizer")]
     handles = [m.register_forward_pre_hook(lambda m, _: order.append(names[m])) for m in matmuls]
