@@ -140,4 +140,5 @@ def disentangle(encoder: nn.Module, attentions: Iterable[nn.Module], attention_f
         encoder.register_buffer("bucket_rows", bucket_rows(encoder), persistent=False)
     for attention in attentions:
         attention.__class__ = DisentangledAttention
+        assert isinstance(attention, DisentangledAttention)
         attention.attention_function = attention_function
