@@ -348,7 +348,7 @@ def _both_ways_lines(found: Findings) -> list[str]:
     return [
         f"{both.runtime}; without it, {split}: "
         + ", ".join(f"{name} {value:.2f}" for name, value in both.scores[split].items())
-        + f", {next(iter(agreed.values())):.2f}% the same predictions"
+        + f", {next(iter(agreed.values())):.2f}% agreement"
         for split, agreed in both.agreement.items()
     ]
 

@@ -144,7 +144,7 @@ def next_to_words(found: NextTo, metric: str) -> str:
     """How the operators of mrem-runtime predict next to plain onnxruntime."""
     return (
         f"on {count(found.examples)} examples {metric} {found.metric:.2f} (plain {found.onnx_metric:.2f}), "
-        f"{found.agreement:.2f}% the same predictions"
+        f"{found.agreement:.2f}% agreement"
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import ARCHITECTURES, HEAD_NAMES, state_of, tiny_batch, tiny_pair
+from tiny_models import ARCHITECTURES, HEAD_NAMES, heads_of, state_of, tiny_batch, tiny_pair
 from torch import nn
 
 import mrem_deploy
@@ -51,7 +51,7 @@ def saved(
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_saved_equals_loaded(tmp_path: Path, kind: str, spec: QuantSpec) -> None:
-    student = saved(tmp_path / "model", kind, spec)
+    student = saved(tmp_path / "model", kind, spec, heads_of(kind)[0])
     loaded = mrem_deploy.load(tmp_path / "model")
     for came, expected in zip(outputs_of(loaded, kind), outputs_of(student, kind), strict=True):
         assert torch.equal(came, expected)

@@ -35,7 +35,7 @@ TEXTS = [" ".join(WORDS[:5]), WORDS[7], " ".join(WORDS[3:20])]
 
 
 def read(folder: Path | str, head: str = SEQUENCE, **options: Any) -> Any:
-    kind = transformers.AutoConfig.from_pretrained(folder).model_type
+    kind = transformers.AutoConfig.from_pretrained(folder, cache_dir=options.get("cache_dir")).model_type
     return auto_class(head, kind).from_pretrained(folder, **options)
 
 
